@@ -1,0 +1,334 @@
+"""Bytes to messages and back; canonical JSON and digests.
+
+``decode_event`` is the gate of the daemon: whatever the bytes are, it returns an event or raises
+ProtocolError with the one code that says why. The way of a good message is one pass of the decoder and a few
+scans of the bytes; finding out *why* a message is bad happens only where one is. Nothing here knows a run's
+state or settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+import msgspec
+import rfc8785
+
+from protocol.errors import ProtocolError
+from protocol.events import (
+    EVENT_TYPES,
+    RECORD_TYPES,
+    AnyEvent,
+    ApprovalRequested,
+    ApprovalResolved,
+    DataPart,
+    Event,
+    EvidenceRecorded,
+    Message,
+    ToolCalled,
+    ToolReturned,
+    type_of,
+)
+from protocol.identifiers import is_id
+from protocol.subjects import LANE_TOKEN
+
+MAX_DEPTH: Final = 64
+"""Deepest nesting of objects and arrays accepted, the message itself included."""
+
+T = TypeVar("T")
+
+
+class _Probe(msgspec.Struct):
+    """The envelope's fields as bytes: what tells a bad message's fault from another."""
+
+    v: msgspec.Raw = msgspec.Raw()
+    id: msgspec.Raw = msgspec.Raw()
+    type: msgspec.Raw = msgspec.Raw()
+    must_understand: msgspec.Raw = msgspec.Raw()
+
+
+_DECODER: Final = msgspec.json.Decoder(AnyEvent)
+_PROBE: Final = msgspec.json.Decoder(_Probe)
+_TEXT: Final = msgspec.json.Decoder(str)
+_NAMES: Final = msgspec.json.Decoder(list[str])
+_ANY: Final = msgspec.json.Decoder()
+_ENCODER: Final = msgspec.json.Encoder()
+
+_FIELDS: Final = {cls: frozenset(cls.__struct_encode_fields__) | {"type"} for cls in EVENT_TYPES.values()}
+_ENVELOPE: Final = frozenset(Event.__struct_encode_fields__) | {"type"}
+
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"{}[]")
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+_LARGEST_FLOAT_DIGITS: Final = 309
+_LONG_NUMBER: Final = b"0" * _LARGEST_FLOAT_DIGITS
+_POSITIVE: Final = re.compile(rb"[1-9][0-9]*")
+
+
+def decode_event(
+    payload: bytes, *, run: str | None = None, channel: str | None = None, max_bytes: int | None = None
+) -> Event:
+    """Decode one message of ``wk.v1.in``.
+
+    ``run`` and ``channel`` are the subject's; where given, the message must belong there. ``max_bytes``
+    bounds the payload. Raises ProtocolError and nothing else, with the first of these that applies: ``too_large``,
+    ``malformed``, ``unsupported_version``, ``must_understand``, ``unknown_type``, ``invalid_field``,
+    ``run_mismatch``, ``not_authorized``; a sidecar's type on another channel is ``not_authorized`` even where
+    its fields are wrong. What the agent may not say (``AUTHORITY_ONLY_TYPES``) depends on settings and is not
+    judged here.
+    """
+    if max_bytes is not None and len(payload) > max_bytes:
+        raise ProtocolError("too_large", f"{len(payload)} bytes, at most {max_bytes} are accepted")
+    event: Event | None = None
+    cause: Exception | None = None
+    fault = _byte_fault(payload)
+    if fault is None:
+        try:
+            event = _DECODER.decode(payload)
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+            cause = error
+    if event is None:
+        raise _classify(payload, channel, fault, cause) from cause
+    if event.must_understand:
+        _check_understood(event.must_understand, _FIELDS[type(event)], event.id)
+    invalid = _value_fault(event)
+    if invalid is not None:
+        raise ProtocolError("invalid_field", invalid, event.id)
+    _check_place(event, run, channel)
+    return event
+
+
+def _byte_fault(payload: bytes) -> str | None:
+    """What the decoder does not look at: text that is no text, and nesting. Linear in the payload."""
+    try:
+        payload.isascii() or payload.decode()
+    except UnicodeDecodeError:
+        return "not valid UTF-8"
+    if b"\\" in payload and (b"\\u0000" in payload or b"\\ud" in payload or b"\\uD" in payload):
+        # An escaped backslash before u is text; with those gone every escape left is real.
+        escapes = payload.replace(b"\\\\", b"__")
+        if b"\\u0000" in escapes:
+            return "a string contains NUL"
+        if _SURROGATE.search(_SURROGATE_PAIR.sub(b"", escapes)) is not None:
+            return "a string contains a lone surrogate"
+    if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _too_deep(payload):
+        return f"nested more than {MAX_DEPTH} deep"
+    return None
+
+
+def _too_deep(payload: bytes) -> bool:
+    """Whether brackets outside strings nest deeper than allowed. Of well-formed JSON the answer is exact."""
+    unescaped = payload.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = b"".join(unescaped.split(b'"')[::2]).translate(_BRACKETS, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        # Each round takes the innermost level away.
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return brackets.startswith(b"[")
+
+
+def _value_fault(event: Event) -> str | None:
+    """What types alone do not say about a decoded event, as a text naming the field; None: all is well."""
+    if event.seq is not None and event.session is None:
+        return "$.seq needs $.session"
+    if not 1 < event.at.year < 9999:
+        return "$.at is out of range"
+    match event:
+        case ToolCalled():
+            return _number_fault(event.arguments, "$.arguments")
+        case Message() | ToolReturned():
+            if not isinstance(event.content, str):
+                for index, part in enumerate(event.content):
+                    if isinstance(part, DataPart):
+                        found = _number_fault(part.value, f"$.content[{index}].value")
+                        if found is not None:
+                            return found
+        case ApprovalRequested() | ApprovalResolved():
+            if event.expires_at is not None and not 1 < event.expires_at.year < 9999:
+                return "$.expires_at is out of range"
+        case EvidenceRecorded():
+            if isinstance(event.value, int) and not _is_double(event.value):
+                return "$.value is a number out of range"
+        case _:
+            pass
+    return None
+
+
+def _number_fault(raw: msgspec.Raw, path: str) -> str | None:
+    """Numbers no double holds, in a value kept as bytes: nobody could read it later."""
+    try:
+        value = _ANY.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return f"{path} holds a number out of range"
+    data = bytes(raw)
+    if len(data) < _LARGEST_FLOAT_DIGITS or _LONG_NUMBER not in data.translate(_DIGITS):
+        return None
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, int) and not _is_double(item):
+            return f"{path} holds a number out of range"
+    return None
+
+
+def _is_double(number: int) -> bool:
+    try:
+        float(number)
+    except OverflowError:
+        return False
+    return True
+
+
+def _check_place(event: Event, run: str | None, channel: str | None) -> None:
+    name = type_of(event)
+    if run is not None:
+        if event.run is not None and event.run != run:
+            raise ProtocolError("run_mismatch", f"the message says run {event.run[:128]!r}", event.id)
+        if (run == LANE_TOKEN) != (name == "settings.applied"):
+            raise ProtocolError("run_mismatch", f"{name} does not belong to {run[:128]!r}", event.id)
+    if channel is not None:
+        _check_channel(name, channel, event.id)
+        if channel == "record" and event.epoch is None:
+            raise ProtocolError("invalid_field", "$.epoch is required on the record channel", event.id)
+
+
+def _check_channel(name: str, channel: str, event_id: str | None) -> None:
+    if name in RECORD_TYPES and channel != "record":
+        raise ProtocolError("not_authorized", f"{name} is the sidecar's, on the record channel", event_id)
+    if name not in RECORD_TYPES and channel == "record":
+        raise ProtocolError("not_authorized", f"{name} does not belong on the record channel", event_id)
+
+
+def _check_understood(names: Iterable[str], known: frozenset[str], event_id: str | None) -> None:
+    unknown = sorted({name for name in names if name not in known})
+    if unknown:
+        shown = ", ".join(_quote(name) for name in unknown[:4])
+        raise ProtocolError("must_understand", f"unknown field {shown}", event_id)
+
+
+def _classify(
+    payload: bytes, channel: str | None, fault: str | None, cause: Exception | None
+) -> ProtocolError:
+    """Why the payload is no event. The first reason in the order of ``decode_event``."""
+    try:
+        probe = _PROBE.decode(payload)
+    except RecursionError:
+        return ProtocolError("malformed", f"nested more than {MAX_DEPTH} deep")
+    except msgspec.ValidationError:
+        return ProtocolError("malformed", fault or "not a JSON object")
+    except (msgspec.DecodeError, ValueError) as error:
+        return ProtocolError("malformed", fault or f"not JSON: {_said(error)}")
+    event_id = _text(probe.id)
+    if event_id is not None and not is_id(event_id):
+        event_id = None
+    if fault is not None:
+        return ProtocolError("malformed", fault, event_id)
+    version = bytes(probe.v)
+    if version != b"1" and _POSITIVE.fullmatch(version) is not None:
+        return ProtocolError("unsupported_version", f"version {version[:20].decode()}, known is 1", event_id)
+    name = _text(probe.type)
+    cls = EVENT_TYPES.get(name) if name is not None else None
+    if bytes(probe.must_understand):
+        try:
+            names = _NAMES.decode(probe.must_understand)
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            names = []
+        try:
+            _check_understood(names, _ENVELOPE if cls is None else _FIELDS[cls], event_id)
+        except ProtocolError as error:
+            return error
+    if name is None:
+        return ProtocolError("invalid_field", "$.type is missing or no text", event_id)
+    if cls is None:
+        return ProtocolError("unknown_type", f"unknown type {_quote(name)}", event_id)
+    if channel is not None:
+        try:
+            _check_channel(name, channel, event_id)
+        except ProtocolError as error:
+            return error
+    return ProtocolError("invalid_field", _said(cause), event_id)
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    try:
+        return _TEXT.decode(raw)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+def _quote(text: str) -> str:
+    return ascii(text if len(text) <= 80 else text[:79] + "…")
+
+
+def _said(error: Exception | None) -> str:
+    """The decoder's words. They name fields and types; a value only where it is a tag."""
+    text = str(error) if error is not None else "the message is not valid"
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def decode_struct(payload: bytes, kind: type[T], *, max_bytes: int | None = None) -> T:
+    """Decode any other message (question, reply, summary, state) with the same care for its bytes.
+
+    Raises ProtocolError: ``too_large``, ``malformed`` (not JSON, bad text, too deep) or ``invalid_field``
+    (naming the field).
+    """
+    if max_bytes is not None and len(payload) > max_bytes:
+        raise ProtocolError("too_large", f"{len(payload)} bytes, at most {max_bytes} are accepted")
+    fault = _byte_fault(payload)
+    if fault is not None:
+        raise ProtocolError("malformed", fault)
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError("invalid_field", _said(error)) from error
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise ProtocolError("malformed", _said(error)) from error
+
+
+def encode(obj: Any) -> bytes:
+    """The JSON bytes of a message or any plain value. Fields in their declared order, unset ones left out."""
+    return _ENCODER.encode(obj)
+
+
+def canonical(obj: Any) -> bytes:
+    """The RFC 8785 form of a message or value. Integers beyond 2**53 are written as the nearest double.
+
+    Raises ValueError for what has no such form: a number out of range, text that is not Unicode.
+    """
+    plain = msgspec.json.decode(_ENCODER.encode(obj))
+    try:
+        return rfc8785.dumps(plain)
+    except rfc8785.IntegerDomainError:
+        return rfc8785.dumps(_with_doubles(plain))
+
+
+def _with_doubles(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_doubles(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**53:
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ValueError("a number out of range has no canonical form") from error
+    return value
+
+
+def digest(obj: Any) -> str:
+    """``sha256:<hex>`` of a value's RFC 8785 form. Raises ValueError as ``canonical`` does."""
+    return digest_bytes(canonical(obj))
+
+
+def digest_bytes(data: bytes) -> str:
+    """``sha256:<hex>`` of the bytes as they are."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -1,0 +1,146 @@
+"""Notices that time has passed and says so on the run's ``record`` channel; the fold decides what it means.
+
+It reads the wall clock and the hot runs, publishes records with derived ids, and changes no ledger.
+A record said twice, or by two owners, changes nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from datetime import datetime
+from typing import Any
+
+import anyio
+import structlog
+
+from protocol import subjects
+from protocol.codec import encode
+from protocol.events import ApprovalExpired, CallAbandoned, Event, GapDeclared, OperationTimedOut
+from sidecar.desk import Desk
+from sidecar.notices import derived_id
+from sidecar.runs import HotRun
+from sidecar.transport.errors import TransportError
+from sidecar.transport.publisher import LanePublisher
+
+_TICK_SECONDS = 0.25
+_AGAIN_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+_WATCHED = ("operation", "call", "gap", "approval")
+
+
+def note_changes(hot: HotRun, stamp: float) -> list[tuple[str, float]]:
+    """Record in the run's view when watched items began, from the broker's time of the message.
+
+    Call after folding and before the changes are stored. Returns the keys that are new, with the
+    moment each began (an approval: the moment it expires).
+    """
+    since = hot.view.since
+    new: list[tuple[str, float]] = []
+    for kind, item_id in hot.ledger.changed:
+        if kind not in _WATCHED:
+            continue
+        key = f"{kind}/{item_id}"
+        begins = _begins(kind, hot.ledger.items[kind].get(item_id), stamp)
+        if begins is None:
+            since.pop(key, None)
+        elif key not in since or (kind == "approval" and since[key] != begins):
+            since[key] = begins
+            new.append((key, begins))
+    return new
+
+
+def _begins(kind: str, item: Any, stamp: float) -> float | None:
+    if item is None:
+        return None
+    if kind == "operation":
+        return stamp if item.state == "pending" else None
+    if kind == "call":
+        return stamp if item.state == "open" else None
+    if kind == "gap":
+        return None if item.declared else stamp
+    if item.state in ("pending", "granted") and item.expires_at is not None:
+        return datetime.fromisoformat(item.expires_at).timestamp()
+    return None
+
+
+class Deadlines:
+    """One lane's clock hand. ``watch`` is cheap and may be called under the lock."""
+
+    def __init__(self, desk: Desk, publisher: LanePublisher) -> None:
+        self._desk = desk
+        self._publisher = publisher
+        self._heap: list[tuple[float, str, str]] = []
+        config = desk.config
+        self._patience = {
+            "operation": config.operations.unknown_after_seconds,
+            "call": config.calls.abandon_after_seconds,
+            "gap": config.intake.gap_after_seconds,
+            "approval": 0.0,
+        }
+
+    def watch(self, run: str, began: list[tuple[str, float]]) -> None:
+        for key, begins in began:
+            heapq.heappush(self._heap, (begins + self._patience[key.split("/", 1)[0]], run, key))
+
+    async def run(self) -> None:
+        """Until cancelled. Starts with everything that was waiting when the daemon last stopped."""
+        for summary in await self._desk.store.runs(self._desk.tenant, self._desk.lane):
+            if not summary.finished:
+                view = self._desk.runs.decode_view(summary.view)
+                self.watch(summary.run, list(view.since.items()))
+        while True:
+            now = self._desk.wall()
+            while self._heap and self._heap[0][0] <= now and self._desk.lease_valid():
+                due, run, key = heapq.heappop(self._heap)
+                if await self._say(run, key):
+                    heapq.heappush(self._heap, (max(due, now) + _AGAIN_SECONDS, run, key))
+            await anyio.sleep(_TICK_SECONDS)
+
+    async def _say(self, run: str, key: str) -> bool:
+        """Publish the record if it is still true; whether to look again later."""
+        async with self._desk.lock:
+            await self._desk.runs.load([run])
+            hot = self._desk.runs.hot.get(run)
+            began = None if hot is None else hot.view.since.get(key)
+            if hot is None or began is None:
+                return False
+            kind, item_id = key.split("/", 1)
+            if began + self._patience[kind] > self._desk.wall():
+                return True
+            event = self._record(hot.ledger.items[kind].get(item_id), kind, item_id)
+        if event is None:
+            return False
+        subject = subjects.inbound(self._desk.tenant, self._desk.lane, run, "record")
+        try:
+            await self._publisher.publish_record(subject, encode(event))
+        except TransportError as error:
+            log.info("record not published, tried again later", run=run, record=key, error=str(error))
+        return True
+
+    def _record(self, item: Any, kind: str, item_id: str) -> Event | None:
+        if item is None:
+            return None
+        desk = self._desk
+        known = {
+            "v": 1,
+            "at": datetime.fromisoformat(desk.now_text()),
+            "epoch": desk.voice.epoch,
+        }
+        if kind == "operation":
+            record_id = derived_id("timed-out", item_id, item.dispatched_at)
+            return OperationTimedOut(id=record_id, operation_id=item_id, **known)
+        if kind == "call":
+            return CallAbandoned(
+                id=derived_id("abandoned", item_id), call_id=item.call_id, event_id=item_id, **known
+            )
+        if kind == "gap":
+            return GapDeclared(
+                id=derived_id("gap", item_id, item.through),
+                session=item.session,
+                from_=item.first,
+                through=item.through,
+                **known,
+            )
+        return ApprovalExpired(id=derived_id("expired", item_id, item.expires_at), approval_id=item_id, **known)

@@ -1,0 +1,151 @@
+"""What every part that serves one lane shares: address, storage, hot runs, voice, clocks, one lock.
+
+The lock is held from folding to COMMIT and while an answer is read out of memory, so nobody ever sees
+a ledger that is not on disk. Keep it short: no network call under it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import anyio
+
+from protocol.events import Settings
+from sidecar.config import Config
+from sidecar.core.budget import BudgetSettings
+from sidecar.health import Health
+from sidecar.metrics import Metrics
+from sidecar.notices import Voice
+from sidecar.runs import Runs
+from storage.errors import StorageError
+from storage.records import AttemptRow, CheckpointRow, Cursor, JournalEntry, OutboxRow, ReceiptRow, Unit
+from storage.store import Store
+
+
+def rfc3339(seconds: float) -> str:
+    """Wall-clock seconds as the wire writes them: UTC, milliseconds, ``Z``."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def budget_settings(config: Config) -> BudgetSettings:
+    """The part of the configuration that the core's budget and compaction rules read."""
+    b = config.budget
+    return BudgetSettings(
+        checkpoint_at=b.checkpoint_at,
+        compact_at=b.compact_at,
+        critical_at=b.critical_at,
+        reserve_tokens=b.reserve_tokens,
+        keep_recent_tokens=b.keep_recent_tokens,
+        packet_tokens=b.packet_tokens,
+        user_tokens=b.user_tokens,
+        result_tokens=b.result_tokens,
+        min_gain=b.min_gain,
+    )
+
+
+def fold_settings_of(config: Config) -> Settings:
+    """The part of the configuration that the fold reads; it travels as ``settings.applied``."""
+    return Settings(
+        authority_required=config.authority.required,
+        approval_kinds=tuple(config.authority.approval_kinds),
+        forbidden_kinds=tuple(config.authority.forbidden_kinds),
+        reconcile_by_authority_kinds=tuple(config.operations.reconcile_by_authority_kinds),
+    )
+
+
+@dataclass
+class Desk:
+    """One lane's shared state. ``wall`` and ``mono`` are the only clocks its parts may read."""
+
+    tenant: str
+    lane: str
+    config: Config
+    store: Store
+    runs: Runs
+    voice: Voice
+    metrics: Metrics
+    health: Health
+    wall: Callable[[], float] = time.time
+    mono: Callable[[], float] = time.monotonic
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    cursor: Cursor = field(default_factory=lambda: Cursor(stream_seq=0, stream_created=""))
+    lag: int = 0
+    caught_up: bool = False
+    max_payload: int = 1 << 20
+    lease_valid: Callable[[], bool] = lambda: False
+    _moved: anyio.Event = field(default_factory=anyio.Event)
+    _outgoing: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def budget(self) -> BudgetSettings:
+        return budget_settings(self.config)
+
+    def now_text(self) -> str:
+        return rfc3339(self.wall())
+
+    async def commit(
+        self,
+        *,
+        touched: Sequence[str] | set[str] = (),
+        journal: Sequence[JournalEntry] = (),
+        outbox: Sequence[OutboxRow] = (),
+        cursor: Cursor | None = None,
+        open_attempt: AttemptRow | None = None,
+        close_attempt: str | None = None,
+        checkpoint: CheckpointRow | None = None,
+        receipt: ReceiptRow | None = None,
+        meta: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Write the touched runs and everything that speaks of them in one transaction; hold the lock.
+
+        On failure the memory of this lane is discarded, since it may be ahead of the disk; the error
+        goes on to the caller (``StorageError``).
+        """
+        runs, items = self.runs.rows(touched)
+        unit = Unit(
+            tenant=self.tenant,
+            lane=self.lane,
+            journal=tuple(journal),
+            runs=tuple(runs),
+            items=tuple(items),
+            outbox=tuple(outbox),
+            cursor=cursor,
+            open_attempt=open_attempt,
+            close_attempt=close_attempt,
+            checkpoint=checkpoint,
+            receipt=receipt,
+            meta=dict(meta or {}),
+        )
+        try:
+            await self.store.commit(unit)
+        except StorageError:
+            self.runs.discard()
+            raise
+        if cursor is not None:
+            self.cursor = cursor
+        if outbox:
+            self._outgoing.set()
+        moved, self._moved = self._moved, anyio.Event()
+        moved.set()
+
+    async def wait_moved(self) -> None:
+        """Until the next commit of this lane."""
+        await self._moved.wait()
+
+    async def reached(self, stream_seq: int, seconds: float) -> bool:
+        """Whether the cursor reaches ``stream_seq`` within ``seconds``."""
+        with anyio.move_on_after(seconds):
+            while self.cursor.stream_seq < stream_seq:
+                await self._moved.wait()
+        return self.cursor.stream_seq >= stream_seq
+
+    async def wait_outgoing(self) -> None:
+        """Until something was put into the outbox since the last call returned."""
+        await self._outgoing.wait()
+        self._outgoing = anyio.Event()
+
+    def wake_relay(self) -> None:
+        self._outgoing.set()

@@ -1,0 +1,255 @@
+"""The way of an event: delivered → decoded → deduplicated → folded → one transaction.
+
+One reader per lane, in stream order. It decides what is accepted, rejected or a duplicate, and where a
+batch must end because a compaction falls due there. It sends nothing itself: what it has to say goes
+into the outbox of the same transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from protocol import subjects
+from protocol.codec import decode_event
+from protocol.errors import ProtocolError
+from protocol.events import Event, SettingsApplied, identity, type_of
+from sidecar.core import fold as core
+from sidecar.core.state import Lane
+from sidecar.desk import Desk
+from sidecar.observer import Observer
+from sidecar.runs import HotRun
+from sidecar.transport.pump import Delivery
+from storage.records import Cursor, JournalEntry, OutboxRow
+
+_REJECTIONS_A_MINUTE = 60
+"""``.rejected`` messages per run and minute (wire protocol, section 8); the counter counts all."""
+
+log = structlog.get_logger(__name__)
+
+Key = tuple[str, str, str]
+"""(run, channel, identity): what two deliveries of one message have in common."""
+
+
+class Incoming:
+    """One delivery on its way: either an event or the reason why it is none."""
+
+    __slots__ = ("channel", "delivery", "event", "key", "problem", "run", "sha256")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self.sha256 = hashlib.sha256(delivery.payload).digest()
+        self.run: str | None = None
+        self.channel: subjects.Channel = "event"
+        self.event: Event | None = None
+        self.problem: ProtocolError | None = None
+        self.key: Key | None = None
+
+
+class Chunk:
+    """What one transaction will hold, and what is to be told once it is committed."""
+
+    def __init__(self) -> None:
+        self.journal: list[JournalEntry] = []
+        self.outbox: list[OutboxRow] = []
+        self.touched: set[str] = set()
+        self.meta: dict[str, bytes] = {}
+        self.after: list[Callable[[], None]] = []
+        """Called after COMMIT, under the lock: counters, waiters, compactions to prepare."""
+
+
+def lane_key(tenant: str, lane: str) -> str:
+    """Where the lane's own fold state (settings, epoch) is stored."""
+    return f"lane/{tenant}/{lane}"
+
+
+class Intake:
+    """Takes deliveries of one lane in order; ``take`` is called under no lock and takes it."""
+
+    def __init__(self, desk: Desk, observer: Observer) -> None:
+        self._desk = desk
+        self._observer = observer
+        self._minute: dict[str, tuple[int, int]] = {}
+
+    async def take(self, deliveries: Sequence[Delivery]) -> None:
+        """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory."""
+        desk = self._desk
+        incoming = [self._decode(delivery) for delivery in deliveries]
+        async with desk.lock:
+            names = {item.run for item in incoming if item.run is not None and item.event is not None}
+            for item in incoming:
+                if item.event is not None:
+                    names.update(core.touches(item.event))
+            await desk.runs.load(names)
+            names = {
+                parent
+                for name in names
+                if (ledger := desk.runs.ledgers.get(name)) is not None and (parent := ledger.head.parent)
+            }
+            await desk.runs.load(names)
+            known = await self._known(incoming)
+            start = 0
+            while start < len(incoming):
+                start = await self._chunk(incoming, start, known)
+            desk.lag = deliveries[-1].pending
+            desk.runs.trim()
+
+    def _decode(self, delivery: Delivery) -> Incoming:
+        item = Incoming(delivery)
+        try:
+            address = subjects.parse_inbound(delivery.subject)
+        except ValueError as error:
+            item.problem = ProtocolError("invalid_field", f"subject: {error}")
+            return item
+        item.run, item.channel = address.run, address.channel
+        try:
+            item.event = decode_event(
+                delivery.payload,
+                run=address.run,
+                channel=address.channel,
+                max_bytes=self._desk.config.intake.max_event_bytes,
+            )
+        except ProtocolError as error:
+            item.problem = error
+            return item
+        name = identity(item.event)
+        if "#" in name:
+            # The id names an item: two different statements about one item are two events, and what the
+            # second may still change is for the ledger to say.
+            name = f"{name}#{item.sha256.hex()}"
+        item.key = (address.run, address.channel, name)
+        return item
+
+    async def _known(self, incoming: Sequence[Incoming]) -> dict[Key, bytes]:
+        """The payload digests of those keys that were accepted before."""
+        desk = self._desk
+        maybe = [
+            item.key
+            for item in incoming
+            if item.key is not None and desk.store.maybe_known(desk.tenant, desk.lane, item.key)
+        ]
+        if not maybe:
+            return {}
+        found = await desk.store.find_ids(desk.tenant, desk.lane, maybe)
+        return {key: stored.sha256 for key, stored in found.items()}
+
+    async def _chunk(self, incoming: Sequence[Incoming], start: int, known: dict[Key, bytes]) -> int:
+        """Fold from ``start`` up to the end or to where a compaction falls due; commit; returns the next."""
+        chunk = Chunk()
+        index = start
+        while index < len(incoming):
+            item = incoming[index]
+            index += 1
+            if self._one(item, chunk, known):
+                break
+        last = incoming[index - 1].delivery
+        desk = self._desk
+        chunk.touched |= desk.runs.join_families([name for name in chunk.touched if name in desk.runs.ledgers])
+        await desk.commit(
+            touched=chunk.touched,
+            journal=chunk.journal,
+            outbox=chunk.outbox,
+            cursor=Cursor(stream_seq=last.stream_seq, stream_created=desk.cursor.stream_created),
+            meta=chunk.meta,
+        )
+        for tell in chunk.after:
+            tell()
+        return index
+
+    def _one(self, item: Incoming, chunk: Chunk, known: dict[Key, bytes]) -> bool:
+        """Fold one message into the chunk; whether the chunk must end here."""
+        desk = self._desk
+        if item.problem is not None or item.event is None or item.run is None or item.key is None:
+            self._reject(item, item.problem, chunk)
+            return False
+        before = known.get(item.key)
+        if before is not None:
+            if before == item.sha256:
+                chunk.after.append(desk.metrics.duplicate)
+                return False
+            conflict = ProtocolError(
+                "duplicate_conflict",
+                f"id {item.event.id} was used before with other bytes; the first stands",
+                item.event.id,
+            )
+            self._reject(item, conflict, chunk)
+            self._observer.rejected(item.run, "duplicate_conflict", item, chunk)
+            return False
+        if item.run == subjects.LANE_TOKEN:
+            self._lane_record(item.event, chunk)
+            return False
+        outcome = core.fold(
+            desk.runs.lane,
+            desk.runs.ledgers,
+            item.run,
+            item.event,
+            core.Origin(channel=item.channel, stream_seq=item.delivery.stream_seq),
+        )
+        if outcome.rejection is not None:
+            code, detail = outcome.rejection
+            self._reject(item, ProtocolError(code, detail, item.event.id), chunk)
+            if item.run in desk.runs.ledgers:
+                self._observer.after_rejection(item.run, outcome, item, chunk)
+            return False
+        known[item.key] = item.sha256
+        hot = desk.runs.of(item.run)
+        hot.chain = hashlib.sha256(hot.chain + item.sha256).digest()
+        chunk.journal.append(self._entry(item, hot))
+        chunk.touched.add(item.run)
+        return self._observer.folded(item.run, hot, outcome, item, chunk)
+
+    def _entry(self, item: Incoming, hot: HotRun) -> JournalEntry:
+        assert item.event is not None and item.run is not None and item.key is not None
+        return JournalEntry(
+            run=item.run,
+            channel=item.channel,
+            position=hot.ledger.head.position,
+            version=hot.ledger.head.version,
+            stream_seq=item.delivery.stream_seq,
+            event_id=item.key[2],
+            type=type_of(item.event),
+            sha256=item.sha256,
+            chain=hot.chain,
+            body=item.delivery.payload,
+        )
+
+    def _lane_record(self, event: Event, chunk: Chunk) -> None:
+        """``settings.applied`` of the lane: part of the fold, stored with the lane itself."""
+        desk = self._desk
+        if isinstance(event, SettingsApplied):
+            core.fold_settings(desk.runs.lane, event)
+            chunk.meta[lane_key(desk.tenant, desk.lane)] = msgspec.msgpack.encode(desk.runs.lane)
+
+    def _reject(self, item: Incoming, problem: ProtocolError | None, chunk: Chunk) -> None:
+        desk = self._desk
+        problem = problem if problem is not None else ProtocolError("malformed", "no message")
+        chunk.after.append(lambda: desk.metrics.rejected(problem.code))
+        minute = int(item.delivery.stamp // 60)
+        token = item.run or subjects.NO_RUN_TOKEN
+        seen, count = self._minute.get(token, (minute, 0))
+        count = count + 1 if seen == minute else 1
+        if len(self._minute) > 10_000:
+            self._minute.clear()
+        self._minute[token] = (minute, count)
+        if count > _REJECTIONS_A_MINUTE:
+            return
+        log.info("message rejected", run=token, code=problem.code, stream_seq=item.delivery.stream_seq)
+        chunk.outbox.append(
+            desk.voice.rejected(
+                item.run,
+                desk.now_text(),
+                item.delivery.stream_seq,
+                item.delivery.subject,
+                problem.code,
+                problem.detail,
+                problem.event_id,
+            )
+        )
+
+
+def decode_lane(body: bytes) -> Lane:
+    """The lane's stored fold state."""
+    return msgspec.msgpack.decode(body, type=Lane)

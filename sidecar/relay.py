@@ -1,0 +1,84 @@
+"""The outbox relay of one lane: sends what was committed, in order, each message once in effect.
+
+It reads committed rows only and removes a row after the broker has it. It decides nothing about
+content. A former owner's write is refused by the broker, and the relay stops then.
+"""
+
+from __future__ import annotations
+
+import anyio
+import structlog
+
+from sidecar.desk import Desk
+from sidecar.transport.errors import StreamFull, TooLarge, Unavailable
+from sidecar.transport.publisher import LanePublisher
+
+_BATCH = 128
+_PAUSE_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Relay:
+    """Runs until cancelled; raises ``Fenced`` when another owner has the lane."""
+
+    def __init__(self, desk: Desk, publisher: LanePublisher) -> None:
+        self._desk = desk
+        self._publisher = publisher
+        self.pending = 0
+        """Rows committed and not yet sent, as of the last look."""
+
+    async def run(self) -> None:
+        last = 0
+        while True:
+            rows = await self._desk.store.outbox(self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH)
+            if not rows:
+                self._show(0)
+                await self._desk.wait_outgoing()
+                continue
+            self._show(await self._desk.store.outbox_count(self._desk.tenant, self._desk.lane))
+            sent: list[int] = []
+            try:
+                for row in rows:
+                    await self._send(row.stream, row.subject, row.payload, row.msg_id)
+                    sent.append(row.id)
+                    last = row.id
+            finally:
+                # A row sent but not removed is sent again with the same id: harmless, so no shield on kill.
+                with anyio.CancelScope(shield=True):
+                    if sent:
+                        await self._desk.store.outbox_sent(sent)
+
+    async def _send(self, stream: str, subject: str, payload: bytes, msg_id: str) -> None:
+        while True:
+            try:
+                if stream == "rejected":
+                    await self._publisher.publish_rejected(subject, payload, msg_id)
+                elif stream == "state":
+                    await self._publisher.publish("state", subject, payload, msg_id)
+                else:
+                    await self._publisher.publish("out", subject, payload, msg_id)
+                return
+            except TooLarge as error:
+                # Sizes are checked before commit; the broker's limit was lowered since. Never block the rest.
+                log.error("message left out: larger than the broker's limit", subject=subject, error=str(error))
+                return
+            except StreamFull as error:
+                log.warning("stream full, output waits", stream=stream, error=str(error))
+            except Unavailable as error:
+                log.warning("broker unavailable, output waits", stream=stream, error=str(error))
+            await anyio.sleep(_PAUSE_SECONDS)
+
+    async def drained(self, seconds: float) -> bool:
+        """Whether the outbox became empty within ``seconds``."""
+        desk = self._desk
+        with anyio.move_on_after(seconds):
+            while await desk.store.outbox_count(desk.tenant, desk.lane):
+                desk.wake_relay()
+                await anyio.sleep(0.02)
+            return True
+        return False
+
+    def _show(self, pending: int) -> None:
+        self.pending = pending
+        self._desk.metrics.outbox(self._desk.lane, pending)

@@ -1,0 +1,222 @@
+"""Hot runs: the ledgers, budgets and compaction courses held in memory for one lane.
+
+It decides what is loaded, what is written back and what is let go; it folds nothing and sends nothing.
+Memory is true only after COMMIT: a caller whose commit failed calls ``discard`` and reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from protocol.events import Settings
+from sidecar.core import state
+from sidecar.core.budget import Budget
+from sidecar.core.policy import Course
+from storage.records import ItemRow, RunRow, StoredRun
+from storage.store import Store
+
+FIRST_LINK = bytes(32)
+"""What the hash chain of a run starts from."""
+
+
+class Published(msgspec.Struct, kw_only=True):
+    """What the newest packet on the wire said, to publish the next one only when it differs."""
+
+    protected_digest: str = ""
+    verdict: str = ""
+    packet_id: str = ""
+    checkpoint_version: int = 0
+    ledger_version: int = 0
+    at: float = 0.0
+    """Wall clock, seconds; only paces publishing."""
+
+
+class View(msgspec.Struct, kw_only=True):
+    """Everything about a run that is not its ledger, stored beside it in the same transaction."""
+
+    budget: Budget
+    course: Course
+    published: Published = msgspec.field(default_factory=Published)
+    since: dict[str, float] = {}
+    """``operation/<id>``, ``call/<event id>``, ``gap/<id>`` → broker time (s) at which it began."""
+    violations: dict[str, int] = {}
+    """Codes of candidates and resumes, which are no part of the ledger."""
+    resumes: int = 0
+    gap_proof: int = 0
+    """Stream sequence before which messages were lost and this run is not yet proven whole; 0: none."""
+    usage_reports: int = 0
+    levels: list[str] = []
+    """Levels entered, in order, newest last; at most 64."""
+
+
+class HotRun:
+    """One run in memory."""
+
+    __slots__ = ("busy", "chain", "family", "ledger", "used_at", "view", "view_changed")
+
+    def __init__(self, ledger: state.Ledger, view: View, chain: bytes, family: str) -> None:
+        self.ledger = ledger
+        self.view = view
+        self.chain = chain
+        self.family = family
+        self.used_at = 0
+        self.busy = 0
+        """Compactions and answers that hold on to it; it is not let go meanwhile."""
+        self.view_changed = False
+
+
+_VIEW = msgspec.msgpack.Decoder(View)
+
+
+class Runs:
+    """The hot runs of one lane, whole families at a time, least recently used let go first.
+
+    ``capacity`` bounds how many runs stay in memory between batches.
+    """
+
+    def __init__(self, store: Store, tenant: str, lane: str, *, capacity: int = 2_000) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._lane = lane
+        self._capacity = capacity
+        self._clock = 0
+        self.hot: dict[str, HotRun] = {}
+        self.ledgers: dict[str, state.Ledger] = {}
+        self._absent: set[str] = set()
+        self.lane = state.Lane(settings=Settings())
+
+    async def load(self, names: Iterable[str]) -> None:
+        """Make sure that every named run that is known at all is in memory with its whole family."""
+        for name in names:
+            if name in self.hot or name in self._absent:
+                continue
+            stored = await self._store.load_family(self._tenant, self._lane, name)
+            if not stored:
+                self._absent.add(name)
+            for row in stored:
+                if row.run not in self.hot:
+                    self._adopt(row)
+
+    def _adopt(self, row: StoredRun) -> None:
+        ledger = state.Ledger(state.decode_head(row.head))
+        decoded = [(kind, state.decode_item(kind, body)) for kind, _, body in row.items]
+        decoded.sort(key=lambda pair: (getattr(pair[1], "position", 0), pair[1].id))
+        for kind, item in decoded:
+            ledger.put(kind, item)
+        ledger.changed.clear()
+        self._add(row.run, HotRun(ledger, _VIEW.decode(row.view), row.chain, row.family))
+
+    def _add(self, name: str, hot: HotRun) -> None:
+        self.hot[name] = hot
+        self.ledgers[name] = hot.ledger
+        self._absent.discard(name)
+
+    def of(self, name: str) -> HotRun:
+        """The hot run whose ledger the fold has just made or found."""
+        hot = self.hot.get(name)
+        if hot is None:
+            hot = HotRun(self.ledgers[name], View(budget=Budget(), course=Course()), FIRST_LINK, name)
+            self._add(name, hot)
+        self._clock += 1
+        hot.used_at = self._clock
+        return hot
+
+    def family(self, name: str) -> Iterator[str]:
+        """The run and everyone of its family that is in memory."""
+        hot = self.hot.get(name)
+        root = hot.family if hot is not None else name
+        return (other for other, held in self.hot.items() if held.family == root)
+
+    def rows(self, names: Iterable[str]) -> tuple[list[RunRow], list[ItemRow]]:
+        """What of these runs has to be written now; call inside the same unit as their journal entries."""
+        runs: list[RunRow] = []
+        items: list[ItemRow] = []
+        for name in names:
+            hot = self.of(name)
+            ledger = hot.ledger
+            for kind, key in ledger.changed:
+                item = ledger.items[kind].get(key)
+                items.append(
+                    ItemRow(
+                        run=name,
+                        kind=kind,
+                        key=key,
+                        body=None if item is None else state.encode_item(item),
+                        live=item is not None and bool(item.live),
+                    )
+                )
+            ledger.changed.clear()
+            hot.view_changed = False
+            runs.append(
+                RunRow(
+                    run=name,
+                    family=hot.family,
+                    parent=ledger.head.parent,
+                    head=state.encode_head(ledger.head),
+                    view=msgspec.msgpack.encode(hot.view),
+                    finished=ledger.head.finished is not None,
+                )
+            )
+        return runs, items
+
+    def join_families(self, names: Iterable[str]) -> set[str]:
+        """Give runs whose parent link changed the family of their root; returns those that moved."""
+        moved: set[str] = set()
+        for name in names:
+            root = self.root(name)
+            if self.of(name).family == root:
+                continue
+            old = self.of(name).family
+            for other, hot in self.hot.items():
+                if hot.family == old and self.root(other) == root:
+                    hot.family = root
+                    moved.add(other)
+        return moved
+
+    def root(self, name: str) -> str:
+        """The topmost ancestor that is known."""
+        seen = {name}
+        while True:
+            ledger = self.ledgers.get(name)
+            parent = ledger.head.parent if ledger is not None else None
+            if parent is None or parent in seen or parent not in self.ledgers:
+                return name
+            seen.add(parent)
+            name = parent
+
+    def discard(self) -> None:
+        """Forget everything in memory: what was folded was not committed."""
+        self.hot.clear()
+        self.ledgers.clear()
+        self._absent.clear()
+
+    def trim(self) -> None:
+        """Let the least recently used families go until at most ``capacity`` runs are hot."""
+        if len(self._absent) > 10_000:
+            self._absent.clear()
+        if len(self.hot) <= self._capacity:
+            return
+        newest: dict[str, int] = {}
+        busy: set[str] = set()
+        members: dict[str, list[str]] = {}
+        for name, hot in self.hot.items():
+            newest[hot.family] = max(newest.get(hot.family, 0), hot.used_at)
+            members.setdefault(hot.family, []).append(name)
+            if hot.busy:
+                busy.add(hot.family)
+        for family in sorted(newest, key=newest.__getitem__):
+            if len(self.hot) <= self._capacity * 3 // 4:
+                break
+            if family in busy:
+                continue
+            for name in members[family]:
+                del self.hot[name]
+                del self.ledgers[name]
+
+
+def summary_value(hot: HotRun) -> dict[str, Any]:
+    """Ledger and chain as plain data, for comparing two daemons."""
+    return {"ledger": state.ledger_value(hot.ledger), "chain": hot.chain.hex()}

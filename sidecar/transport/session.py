@@ -1,0 +1,431 @@
+"""One client of the broker, from connect to close: connecting, the check of the server, requests,
+subscriptions.
+
+A session never reconnects. Whatever ends it, it is lost for good and a new one takes its place, so that
+there is one way back to health instead of two. Every callback of the client only sets values: an
+exception in one would stop the client for ever. Requests have their own reply inbox, so that a lost
+connection or a denied subject ends them at once and not at their time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import anyio
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from sidecar.transport.credentials import CredentialsFile
+from sidecar.transport.errors import (
+    ApiError,
+    NoResponders,
+    Refused,
+    TimedOut,
+    TooLarge,
+    TransportError,
+    Unavailable,
+    without_credentials,
+)
+
+API: Final = "$JS.API"
+MIN_SERVER: Final = (2, 11)
+MIN_API_LEVEL: Final = 1
+HEADER_RESERVE: Final = 256
+_PENDING_SIZE: Final = 16 * 1024 * 1024
+_CLOSE_SECONDS: Final = 2.0
+_NO_JETSTREAM: Final = frozenset({10035, 10039, 10076})
+_LOG_EVERY_SECONDS: Final = 30.0
+_REFUSALS: Final = (
+    "authorization violation",
+    "authentication expired",
+    "authentication revoked",
+    "authentication timeout",
+    "invalid user credentials",
+    "account authentication",
+)
+_DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
+_LINE_BREAKS = re.compile(r"[\r\n]+")
+
+log = structlog.get_logger(__name__)
+
+
+class Incoming(Protocol):
+    """What a subscription's callback gets. ``headers`` is None without any; ``reply`` is empty when none
+    is wanted.
+    """
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def reply(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def headers(self) -> Mapping[str, str] | None: ...
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Answer to a request."""
+
+    payload: bytes
+    headers: Mapping[str, str]
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach the broker. Times in seconds.
+
+    ``url`` may list several servers, separated by commas. ``creds`` is read anew at each connection.
+    """
+
+    url: str
+    creds: Path | None
+    name: str
+    connect_timeout: float = 5.0
+    start_timeout: float = 20.0
+    ping_interval: float = 10.0
+
+    @property
+    def servers(self) -> list[str]:
+        """The servers of ``url``, in their order."""
+        return [part.strip() for part in self.url.split(",") if part.strip()]
+
+
+class Subscription:
+    """A subscription of one session. It ends with the session at the latest."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def close(self) -> None:
+        """Stop deliveries. Idempotent; never raises when the session is gone already."""
+        with suppress(nats.errors.Error, OSError):
+            await self._inner.unsubscribe()
+
+
+class Session:
+    """A connected client. Built by ``Session.open``; ``lost`` says why it ended, None while it lives."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self._settings = settings
+        self._client = Client()
+        self._connecting: anyio.CancelScope | None = None
+        self._connect_error: BaseException | None = None
+        self._inbox = ""
+        self._inbox_denied: str | None = None
+        self._sent = 0
+        self._waiting: dict[str, tuple[str, asyncio.Future[Incoming | TransportError]]] = {}
+        self._ended = asyncio.Event()
+        self._logged: dict[str, float] = {}
+        self._at_end: set[Callable[[], None]] = set()
+        self.lost: str | None = None
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(cls, settings: LinkSettings, server: str) -> Session:
+        """Connect to one server and check it. Raises Refused or Unavailable, and leaves nothing open then."""
+        session = cls(settings)
+        try:
+            await session._connect(server)
+            await session._verify()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def _connect(self, server: str) -> None:
+        options: dict[str, Any] = {}
+        if self._settings.creds is not None:
+            creds = CredentialsFile(self._settings.creds)
+            creds.check()
+            options = {"user_jwt_cb": creds.jwt, "signature_cb": creds.sign}
+        host = without_credentials(server)
+        with anyio.move_on_after(self._settings.connect_timeout) as scope:
+            self._connecting = scope
+            try:
+                await self._client.connect(
+                    servers=[server],
+                    name=self._settings.name,
+                    allow_reconnect=False,
+                    connect_timeout=max(1, round(self._settings.connect_timeout)),
+                    ping_interval=max(1, round(self._settings.ping_interval)),
+                    max_outstanding_pings=2,
+                    pending_size=_PENDING_SIZE,
+                    error_cb=self._on_error,
+                    closed_cb=self._on_closed,
+                    **options,
+                )
+                self._inbox = self._client.new_inbox()
+                await self._client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                self._connect_error = self._connect_error or error
+            finally:
+                self._connecting = None
+        if self._connect_error is not None:
+            raise _connect_failure(host, self._connect_error)
+        if scope.cancelled_caught:
+            raise Unavailable(f"no answer from {host} within {self._settings.connect_timeout:g} s")
+
+    async def _verify(self) -> None:
+        version = str(self._client.connected_server_version).removeprefix("<nats server v").removesuffix(">")
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found is None or (int(found[1]), int(found[2])) < MIN_SERVER:
+            raise Refused(f"nats-server {version} is too old: 2.11 or newer is needed")
+        for attempt in range(3):
+            try:
+                info = await self.api("INFO", timeout=self._settings.connect_timeout)
+                break
+            except NoResponders as error:
+                # A cluster that is just starting says this too, hence not at the first time.
+                if attempt == 2:
+                    raise Refused("JetStream is off on this server") from error
+                await anyio.sleep(0.3)
+            except ApiError as error:
+                if error.err_code in _NO_JETSTREAM:
+                    raise Refused(f"JetStream is off for this account: {error.description}") from error
+                raise Unavailable(f"JetStream does not answer: {error}") from error
+        level = info.get("api", {}).get("level", 0)
+        if level < MIN_API_LEVEL:
+            raise Refused(f"JetStream API level {level} of nats-server {version} is too old: 1 is needed")
+
+    async def watch(self) -> str:
+        """Wait until the session is lost and return why.
+
+        Sends a ping every ``ping_interval`` and ends the session when no pong comes in that time: this
+        also finds a half-open connection and a client whose reader died.
+        """
+        interval = self._settings.ping_interval
+        while not self._ended.is_set():
+            with anyio.move_on_after(interval):
+                await self._ended.wait()
+                break
+            if self._client.is_closed:
+                self._end("connection closed")
+                break
+            try:
+                await self._client.rtt(timeout=max(1, round(interval)))
+            except (nats.errors.Error, OSError) as error:
+                late = isinstance(error, TimeoutError)
+                self._end(f"no pong within {interval:g} s" if late else str(error))
+        return self.lost or "connection closed"
+
+    async def close(self) -> None:
+        """Close the client, within two seconds whatever the peer does. Idempotent. Safe under
+        cancellation.
+        """
+        self._end("closed by us")
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(_CLOSE_SECONDS), suppress(nats.errors.Error, OSError, AssertionError):
+                await self._client.close()
+            # A peer that reads no more would keep the socket's buffer, and the socket, open for minutes.
+            writer = getattr(getattr(self._client, "_transport", None), "_io_writer", None)
+            if writer is not None:
+                writer.transport.abort()
+
+    # -- callbacks: they only set values -----------------------------------------------------------
+
+    async def _on_error(self, error: Exception) -> None:
+        scope = self._connecting
+        if scope is not None:
+            self._connect_error = self._connect_error or error
+            scope.cancel()
+            return
+        text = _LINE_BREAKS.sub(" ", without_credentials(str(error)))
+        denied = _DENIED.search(text)
+        if denied is not None:
+            self._deny(denied[1], denied[2])
+        self._log(text or type(error).__name__)
+
+    def _log(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._logged.get(text, -_LOG_EVERY_SECONDS) < _LOG_EVERY_SECONDS:
+            return
+        if len(self._logged) >= 100:
+            self._logged.clear()
+        self._logged[text] = now
+        log.warning("nats_error", error=text[:300])
+
+    def _deny(self, what: str, subject: str) -> None:
+        if what == "subscription":
+            if subject.startswith(self._inbox.lower()):
+                self._inbox_denied = f"no permission to subscribe to {self._inbox}.*"
+                self._fail_waiting(Refused(self._inbox_denied), None)
+            return
+        self._fail_waiting(Refused(f"no permission to publish to {subject}"), subject)
+
+    async def _on_closed(self) -> None:
+        error = self._client.last_error
+        self._end(without_credentials(str(error)) if error is not None else "connection closed")
+
+    async def _on_reply(self, message: Msg) -> None:
+        entry = self._waiting.get(message.subject)
+        if entry is not None and not entry[1].done():
+            entry[1].set_result(message)
+
+    def _end(self, reason: str) -> None:
+        if self.lost is None:
+            self.lost = reason
+            self._ended.set()
+            self._fail_waiting(Unavailable(f"connection lost: {reason}"), None)
+            for callback in tuple(self._at_end):
+                callback()
+
+    def _fail_waiting(self, error: TransportError, subject: str | None) -> None:
+        for wanted, future in self._waiting.values():
+            if not future.done() and (subject is None or wanted.lower() == subject):
+                future.set_result(error)
+
+    # -- primitives --------------------------------------------------------------------------------
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes, headers included, that the server takes."""
+        return int(self._client.max_payload)
+
+    @property
+    def discovered(self) -> list[str]:
+        """Other servers of the cluster as this one told them, without credentials."""
+        return [server.geturl() for server in self._client.discovered_servers]
+
+    def at_end(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once when the session is lost. Returns what takes the callback away again."""
+        self._at_end.add(callback)
+        return lambda: self._at_end.discard(callback)
+
+    def new_inbox(self) -> str:
+        """A subject nobody else knows."""
+        return str(self._client.new_inbox())
+
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Hand a message to the connection, without waiting for anybody's answer.
+
+        Raises TooLarge before anything is sent (the client would be closed for good otherwise), Unavailable.
+        """
+        size = len(payload) + HEADER_RESERVE + headers_size(headers)
+        if size > self.max_payload:
+            raise TooLarge(self.max_payload, size)
+        if self.lost is not None:
+            raise Unavailable(f"connection lost: {self.lost}")
+        with anyio.move_on_after(self._settings.ping_interval) as scope:
+            try:
+                await self._client.publish(
+                    subject, payload, reply=reply, headers=dict(headers) if headers is not None else None
+                )
+            except (nats.errors.Error, OSError) as error:
+                raise Unavailable(f"cannot publish: {error}") from error
+        if scope.cancelled_caught:
+            raise Unavailable("cannot publish: the connection takes no more data")
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float,  # noqa: ASYNC109
+    ) -> Reply:
+        """Publish and wait for one answer, ``timeout`` seconds at most.
+
+        Raises NoResponders, TimedOut, Unavailable, Refused when the subject is denied, TooLarge.
+        """
+        if self._inbox_denied is not None:
+            raise Refused(self._inbox_denied)
+        self._sent += 1
+        inbox = f"{self._inbox}.{self._sent}"
+        future: asyncio.Future[Incoming | TransportError] = asyncio.get_running_loop().create_future()
+        self._waiting[inbox] = (subject, future)
+        answer: Incoming | TransportError | None = None
+        try:
+            with anyio.move_on_after(timeout):
+                await self.publish(subject, payload, reply=inbox, headers=headers)
+                answer = await future
+        finally:
+            self._waiting.pop(inbox, None)
+        if answer is None:
+            raise TimedOut(f"no answer on {subject} within {timeout:g} s")
+        if isinstance(answer, TransportError):
+            raise answer
+        replied = answer.headers or {}
+        if not answer.data and replied.get("Status") == "503":
+            raise NoResponders(f"nobody listens on {subject}")
+        return Reply(answer.data, replied)
+
+    async def api(
+        self,
+        verb: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout: float,  # noqa: ASYNC109
+    ) -> dict[str, Any]:
+        """One request of JetStream's interface. Raises ApiError beside what ``request`` raises."""
+        payload = b"" if body is None else msgspec.json.encode(body)
+        reply = await self.request(f"{API}.{verb}", payload, timeout=timeout)
+        return decode_api(reply.payload)
+
+    async def subscribe(self, subject: str, callback: Callable[[Incoming], None]) -> Subscription:
+        """Call back for each message, in order, on the event loop. Nothing is ever dropped here: bound
+        it yourself.
+
+        Raises Unavailable.
+        """
+        if self.lost is not None:
+            raise Unavailable(f"connection lost: {self.lost}")
+
+        async def deliver(message: Msg) -> None:
+            callback(message)
+
+        try:
+            inner = await self._client.subscribe(
+                subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"cannot subscribe: {error}") from error
+        return Subscription(inner)
+
+
+def decode_api(payload: bytes) -> dict[str, Any]:
+    """The JSON object JetStream answered. Raises ApiError when it is an error, Unavailable when it is
+    none.
+    """
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(payload, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Unavailable("JetStream's answer is not JSON") from error
+    error_field = answer.get("error")
+    if isinstance(error_field, dict):
+        raise ApiError(
+            int(error_field.get("code", 0)),
+            int(error_field.get("err_code", 0)),
+            str(error_field.get("description", "")),
+        )
+    return answer
+
+
+def headers_size(headers: Mapping[str, str] | None) -> int:
+    """Bytes the headers take on the wire."""
+    if not headers:
+        return 0
+    return 14 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
+
+
+def _connect_failure(host: str, error: BaseException) -> TransportError:
+    if isinstance(error, TransportError):
+        return error
+    text = without_credentials(str(error)) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refused(f"{host}: certificate not trusted: {error.verify_message}")
+    if any(phrase in text.lower() for phrase in _REFUSALS):
+        return Refused(f"{host} refuses our credentials: {text}")
+    return Unavailable(f"cannot connect to {host}: {text}")
