@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import re
+from array import array
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 import msgspec
 import rfc8785
+from msgspec import UNSET
 
-from protocol.errors import ProtocolError
+from protocol.asks import ASKS, Ask
+from protocol.errors import AskErrorCode, AskRefused, ProtocolError
 from protocol.events import (
     EVENT_TYPES,
     RECORD_TYPES,
@@ -32,7 +36,8 @@ from protocol.events import (
     type_of,
 )
 from protocol.identifiers import is_id
-from protocol.subjects import LANE_TOKEN
+from protocol.state import RunState, RunStateReference, StateHead
+from protocol.subjects import LANE_TOKEN, Verb
 
 MAX_DEPTH: Final = 64
 """Deepest nesting of objects and arrays accepted, the message itself included."""
@@ -63,9 +68,12 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"{}[]")
-_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
-_LARGEST_FLOAT_DIGITS: Final = 309
-_LONG_NUMBER: Final = b"0" * _LARGEST_FLOAT_DIGITS
+_STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
+_SHALLOW: Final = 8
+_CERTAINLY_DEEP: Final = b"[" * (MAX_DEPTH + 1)
+_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
+# Without one of these a number is below 1e299: fewer than 200 digits before an exponent of at most two.
+_LARGE_NUMBERS: Final = (b"e000", b"e+000", b"0" * 200)
 _POSITIVE: Final = re.compile(rb"[1-9][0-9]*")
 
 
@@ -75,11 +83,11 @@ def decode_event(
     """Decode one message of ``wk.v1.in``.
 
     ``run`` and ``channel`` are the subject's; where given, the message must belong there. ``max_bytes``
-    bounds the payload. Raises ProtocolError and nothing else, with the first of these that applies: ``too_large``,
-    ``malformed``, ``unsupported_version``, ``must_understand``, ``unknown_type``, ``invalid_field``,
-    ``run_mismatch``, ``not_authorized``; a sidecar's type on another channel is ``not_authorized`` even where
-    its fields are wrong. What the agent may not say (``AUTHORITY_ONLY_TYPES``) depends on settings and is not
-    judged here.
+    bounds the payload. Raises ProtocolError and nothing else, with the first of these that applies:
+    ``too_large``, ``malformed``, ``unsupported_version``, ``must_understand``, ``unknown_type``,
+    ``invalid_field``, ``run_mismatch``, ``not_authorized``; a sidecar's type on another channel is
+    ``not_authorized`` even where its fields are wrong. What the agent may not say (``AUTHORITY_ONLY_TYPES``)
+    depends on settings and is not judged here.
     """
     if max_bytes is not None and len(payload) > max_bytes:
         raise ProtocolError("too_large", f"{len(payload)} bytes, at most {max_bytes} are accepted")
@@ -124,12 +132,14 @@ def _too_deep(payload: bytes) -> bool:
     """Whether brackets outside strings nest deeper than allowed. Of well-formed JSON the answer is exact."""
     unescaped = payload.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = b"".join(unescaped.split(b'"')[::2]).translate(_BRACKETS, _NOT_BRACKETS)
-    for _ in range(MAX_DEPTH):
-        # Each round takes the innermost level away.
+    if _CERTAINLY_DEEP in brackets:
+        return True
+    for _ in range(_SHALLOW):
+        # Each round takes the innermost level away; ordinary messages are used up soon.
         brackets = brackets.replace(b"[]", b"")
         if not brackets:
             return False
-    return brackets.startswith(b"[")
+    return max(accumulate(array("b", brackets.translate(_STEPS))), default=0) > MAX_DEPTH - _SHALLOW
 
 
 def _value_fault(event: Event) -> str | None:
@@ -161,13 +171,13 @@ def _value_fault(event: Event) -> str | None:
 
 def _number_fault(raw: msgspec.Raw, path: str) -> str | None:
     """Numbers no double holds, in a value kept as bytes: nobody could read it later."""
+    shape = bytes(raw).translate(_DIGITS)
+    if not any(sign in shape for sign in _LARGE_NUMBERS):
+        return None
     try:
         value = _ANY.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return f"{path} holds a number out of range"
-    data = bytes(raw)
-    if len(data) < _LARGEST_FLOAT_DIGITS or _LONG_NUMBER not in data.translate(_DIGITS):
-        return None
     pending = [value]
     while pending:
         item = pending.pop()
@@ -332,3 +342,25 @@ def digest(obj: Any) -> str:
 def digest_bytes(data: bytes) -> str:
     """``sha256:<hex>`` of the bytes as they are."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def decode_ask(verb: Verb, payload: bytes, *, max_bytes: int | None = None) -> Ask:
+    """Decode a question; empty bytes are ``{}``. Raises AskRefused: ``too_large`` or ``invalid_request``."""
+    try:
+        return decode_struct(payload or b"{}", ASKS[verb], max_bytes=max_bytes)
+    except ProtocolError as error:
+        code: AskErrorCode = "too_large" if error.code == "too_large" else "invalid_request"
+        raise AskRefused(code, error.detail) from error
+
+
+def decode_state(payload: bytes) -> RunState | RunStateReference:
+    """Decode a run's message of the state stream, whole or as a reference to an object.
+
+    Raises ProtocolError as ``decode_struct`` does, and ``unsupported_version`` for a newer one.
+    """
+    head = decode_struct(payload, StateHead)
+    if head.v > 1:
+        raise ProtocolError("unsupported_version", f"state version {head.v}, known is 1")
+    if head.blob is not UNSET:
+        return decode_struct(payload, RunStateReference)
+    return decode_struct(payload, RunState)

@@ -507,12 +507,16 @@ class ChildReturned(Event, frozen=True, kw_only=True, tag="child.returned"):
 
 
 class GapAccepted(Event, frozen=True, kw_only=True, tag="gap.accepted"):
-    """An authority goes on without the messages ``from_`` to ``through`` (``seq``, inclusive)."""
+    """An authority goes on without the messages ``from_`` to ``through`` (``seq``, inclusive) of ``session``.
+
+    ``channel`` is the one that counted them; absent: the event channel.
+    """
 
     from_: Ordinal = field(name="from")
     through: Ordinal
     by: str
     session: Id | None = None
+    channel: Literal["event", "authority"] | None = None
 
 
 class SettingsApplied(Event, frozen=True, kw_only=True, tag="settings.applied"):
@@ -546,13 +550,15 @@ class CallAbandoned(Event, frozen=True, kw_only=True, tag="call.abandoned"):
 class GapDeclared(Event, frozen=True, kw_only=True, tag="gap.declared"):
     """The owner noticed that messages will not come: ``seq`` numbers of a session, or stream sequences.
 
-    Either ``from_`` and ``through`` or ``stream_from`` and ``stream_through`` are set.
+    Either ``session``, ``from_`` and ``through`` or ``stream_from`` and ``stream_through`` are set.
+    ``channel`` is the one that counted; absent: the event channel.
     """
 
     from_: Ordinal | None = field(name="from", default=None)
     through: Ordinal | None = None
     stream_from: Ordinal | None = None
     stream_through: Ordinal | None = None
+    channel: Literal["event", "authority"] | None = None
 
     def __post_init__(self) -> None:
         numbered = self.from_ is not None and self.through is not None and self.session is not None

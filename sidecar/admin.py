@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from protocol.errors import ExitCode
 from sidecar.config import parse_listen
 from sidecar.health import Health
 from sidecar.logs import visible
@@ -44,7 +45,9 @@ _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PAGE_HEADERS: Final = {
     **_HEADERS,
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; frame-ancestors 'none'"
+    ),
     "Referrer-Policy": "no-referrer",
 }
 
@@ -66,10 +69,10 @@ class RunView(Struct, frozen=True, kw_only=True):
 class ListenError(OSError):
     """The address cannot be listened on. Choose another `admin.listen` or stop who holds it."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILURE
 
 
-def build_app(health: Health, metrics: Metrics, runs: Callable[[], Sequence[RunView]]) -> Starlette:
+def build(health: Health, metrics: Metrics, runs: Callable[[], Sequence[RunView]]) -> Starlette:
     """The application over these sources; each request reads them anew and nothing else."""
 
     async def healthz(_request: Request) -> Response:
@@ -127,7 +130,7 @@ def render_page(runs: Sequence[RunView], health: Health) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Watchkeeper</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="refresh" content="5"><style>{_STYLE}</style></head><body>'
+        f'<meta http-equiv="refresh" content="2"><style>{_STYLE}</style></head><body>'
         f'<h1>Watchkeeper</h1><p class="{"yes" if readiness.ready else "no"}">{state}'
         f"{': ' if causes else ''}{_text(causes)}</p>"
         "<table><thead><tr><th>Run</th><th>Lane</th><th>Level</th><th>Context</th><th>Verdict</th>"
@@ -143,7 +146,7 @@ def _row(run: RunView) -> str:
     return (
         f"<tr><td>{_text(run.run)}{goal}</td><td>{_text(run.lane)}</td>"
         f'<td class="{_text(run.level)}">{_text(run.level)}</td>'
-        f'<td class="n"><meter min="0" max="1" low="0.65" high="0.9" optimum="0" value="{min(share, 1.0):.3f}">'
+        f'<td class="n"><meter min="0" max="1" low="0.65" high="0.9" optimum="0" value="{share:.3f}">'
         f"{share:.0%}</meter> {figures}</td><td>{_text(run.verdict)}</td>"
         f'<td>{run.checkpoint or "none"}</td><td class="n">{_text(run.last_event)}</td></tr>'
     )
@@ -178,9 +181,9 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: Starlette, listen: str, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
+    app: Starlette, listen: str, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled; reports the bound port as the task's start value.
+    """Serve until cancelled; reports the bound address as the task's start value, `host:port`.
 
     Raises `ListenError` if the address cannot be had. On cancellation open requests get at most two seconds.
     """
@@ -210,7 +213,7 @@ async def serve(
         tasks.start_soon(run)
         try:
             await server.listening.wait()
-            task_status.started(sock.getsockname()[1])
+            task_status.started(_address(sock))
             await anyio.sleep_forever()
         finally:
             server.should_exit = True
@@ -224,3 +227,8 @@ async def _bind(listen: str) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=64)
     except OSError as error:
         raise ListenError(f"cannot listen on {listen} (admin.listen): {error.strerror or error}") from error
+
+
+def _address(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{host}:{port}"

@@ -81,17 +81,16 @@ def load_config(
     _combinations(values, given, problems)
     if problems:
         raise ConfigError(problems)
-    return _assemble(values, given, path)
+    config = _assemble(values, given, path)
+    return msgspec.structs.replace(config, overrides=dict(overrides or {}))
 
 
-def reload_rules(
-    config: Config, env: Mapping[str, str], overrides: Mapping[str, object] | None = None
-) -> Reload:
-    """Read everything again, but take over only `mode` and `rules`.
+def reload_rules(config: Config, env: Mapping[str, str]) -> Reload:
+    """Read everything again, under the same flags, but take over only `mode` and `rules`.
 
     Raises `ConfigError` if anything in it is wrong; the old configuration then stays in force whole.
     """
-    new = load_config(config.file, env, overrides)
+    new = load_config(config.file, env, config.overrides)
     sources = {key: source for key, source in config.sources.items() if key not in ("mode", "rules")}
     sources |= {key: source for key, source in new.sources.items() if key in ("mode", "rules")}
     taken = msgspec.structs.replace(config, mode=new.mode, rules=new.rules, sources=sources)

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from protocol.errors import ExitCode
+
 Mode = Literal["observe", "shadow", "live"]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 Seconds = Annotated[float, Meta(ge=1, le=2_592_000)]
@@ -180,7 +182,7 @@ class Problem(Table, frozen=True, kw_only=True):
 class ConfigError(ValueError):
     """The configuration cannot be used; `problems` holds all of it. Correct it and start again."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -191,7 +193,7 @@ class Config(Table, frozen=True, kw_only=True):
     """The whole effective configuration.
 
     `lanes` are the names to own; for `auto/<n>` it is empty and `lanes_auto` is n. `sources` tells for every
-    key where its value came from; `file` is the file that was read, if any.
+    key where its value came from; `file` is the file that was read, if any, `overrides` the flags given.
     """
 
     tenant: str = "default"
@@ -213,6 +215,7 @@ class Config(Table, frozen=True, kw_only=True):
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str] = {}
     file: Path | None = None
+    overrides: dict[str, object] = {}
 
     def mode_for(self, labels: Mapping[str, str]) -> tuple[Mode, bool]:
         """Mode and bypass of a run with these labels: of the first matching rule, else the general mode."""
@@ -238,7 +241,7 @@ class Config(Table, frozen=True, kw_only=True):
         return value
 
 
-_NOT_KEYS = frozenset({"lanes_auto", "sources", "file"})
+_NOT_KEYS = frozenset({"lanes_auto", "sources", "file", "overrides"})
 TABLES: dict[str, type[Table]] = {
     field.name: field.type
     for field in msgspec.structs.fields(Config)

@@ -7,17 +7,17 @@ process: a broker that is away must never get us restarted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 import anyio
 from msgspec import Struct
 
-CONDITIONS: Final = ("storage", "nats", "lanes", "recovery", "drain")
-"""What readiness depends on. All but `drain` begin as not met."""
+EXPECTED: Final = ("nats", "lane")
+"""Kinds of condition that must have been reported before we can be ready."""
 
-TOLERANCES: Final[Mapping[str, float]] = {"nats": 20.0}
-"""Seconds a condition may be broken before readiness goes, once it has been met. Others: at once."""
+TOLERANCES: Final[Mapping[str, float]] = {"nats": 20.0, "reading": 20.0}
+"""Seconds a kind of condition may be broken before readiness goes, once it was met. Others: at once."""
 
 BEAT_BOUND_SECONDS: Final = 30.0
 """A heartbeat older than this means its task is stuck."""
@@ -46,36 +46,49 @@ class _Condition(Struct):
 
 
 class Health:
-    """Conditions and heartbeats. `clock` is monotonic, in seconds."""
+    """Conditions and heartbeats. `clock` is monotonic, in seconds.
+
+    A condition's name is its kind, or kind and subject: `nats`, `drain`, `lane main`, `reading main`.
+    Ready is: every kind of `expected` was reported, and every condition known is met or tolerated.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         *,
+        expected: Iterable[str] = EXPECTED,
         tolerances: Mapping[str, float] = TOLERANCES,
         beat_bound: float = BEAT_BOUND_SECONDS,
     ) -> None:
         self._clock = clock
+        self._expected = frozenset(expected)
         self._tolerances = dict(tolerances)
         self._bound = beat_bound
-        now = clock()
-        self._conditions = {name: _Condition(name == "drain", "not yet", now) for name in CONDITIONS}
+        self._conditions: dict[str, _Condition] = {}
         self._beats: dict[str, float] = {}
         self._started = False
 
-    def set(self, name: str, ok: bool, reason: str = "") -> None:
-        """Report a condition of `CONDITIONS`; the time it broke is kept while it stays broken. Idempotent.
+    def expect(self, *names: str) -> None:
+        """Conditions to be reported later, until then not met. Those already known stay as they are."""
+        for name in names:
+            self._conditions.setdefault(name, _Condition(False, "not yet", self._clock()))
 
-        Raises `KeyError` for another name. The first `recovery` that is met completes the start-up.
-        """
-        condition = self._conditions[name]
+    def set(self, name: str, ok: bool, reason: str = "") -> None:
+        """Report a condition; the moment it broke is kept while it stays broken. Idempotent, cheap."""
+        condition = self._conditions.get(name)
+        if condition is None:
+            condition = self._conditions[name] = _Condition(ok, reason, self._clock())
         if condition.ok != ok:
             condition.since = self._clock()
         condition.met_before |= condition.ok or ok
         condition.ok = ok
         condition.reason = reason
-        if name == "recovery" and ok:
-            self._started = True
+        if ok and not self._started:
+            self._started = self.ready().ready
+
+    def drop(self, name: str) -> None:
+        """The condition is no matter any more, such as reading a lane that is another's now."""
+        self._conditions.pop(name, None)
 
     def beat(self, name: str) -> None:
         """A sign of life of a task; it is watched from its first one on."""
@@ -88,12 +101,13 @@ class Health:
     def ready(self) -> Readiness:
         """Whether work may be expected of us now."""
         now = self._clock()
-        reasons: dict[str, str] = {}
+        kinds = {name.partition(" ")[0] for name in self._conditions}
+        reasons = dict.fromkeys(sorted(self._expected - kinds), "not yet")
         tolerated: dict[str, str] = {}
         for name, condition in self._conditions.items():
             if condition.ok:
                 continue
-            patience = self._tolerances.get(name, 0.0) if condition.met_before else 0.0
+            patience = self._tolerances.get(name.partition(" ")[0], 0.0) if condition.met_before else 0.0
             if now - condition.since < patience:
                 tolerated[name] = condition.reason
             else:
@@ -107,17 +121,12 @@ class Health:
         return Liveness(not stuck, stuck)
 
     def started(self) -> bool:
-        """Whether the first recovery was completed; it stays so."""
+        """Whether everything was ready at once for the first time, first recovery included; it stays so."""
         return self._started
 
 
-class _Observes(Protocol):
-    def observe(self, amount: float) -> None: ...
-
-
 class _LagMetrics(Protocol):
-    @property
-    def loop_lag_seconds(self) -> _Observes: ...
+    def loop_lag(self, seconds: float) -> None: ...
 
 
 async def loop_monitor(
@@ -132,4 +141,4 @@ async def loop_monitor(
         health.beat("loop")
         asked = clock()
         await anyio.sleep(interval)
-        metrics.loop_lag_seconds.observe(max(0.0, clock() - asked - interval))
+        metrics.loop_lag(max(0.0, clock() - asked - interval))

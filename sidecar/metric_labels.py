@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Final, get_args
 
-from protocol import errors, events, subjects
+from protocol import asks, errors, events, handoff, subjects
 
 OTHER: Final = "other"
 
@@ -18,36 +18,16 @@ REJECTION_CODES: Final = get_args(errors.RejectionCode)
 ASK_ERROR_CODES: Final = get_args(errors.AskErrorCode)
 VERBS: Final = get_args(subjects.Verb)
 
-LEVELS: Final = ("ok", "checkpoint", "compact", "critical", "overflow")
-RUN_OUTCOMES: Final = ("succeeded", "failed", "cancelled")
-VERDICTS: Final = ("pause", "new_context", "reload_policy", "reconcile", "await_approval", "continue")
+LEVELS: Final = get_args(handoff.Level)
+RUN_OUTCOMES: Final = get_args(events.Outcome)
+VERDICTS: Final = get_args(handoff.Verdict)
 CHOICES: Final = ("reduced", "postpone", "pause")
 
-COMPACTION_OUTCOMES: Final = ("applied", "shadow", "failed", "stale", "skipped")
-TRIGGERS: Final = ("threshold", "critical", "overflow", "requested", "model_changed")
+COMPACTION_OUTCOMES: Final = get_args(handoff.ReceiptOutcome)
+TRIGGERS: Final = get_args(handoff.Trigger)
 PHASES: Final = ("prepare", "generate", "validate", "commit", "publish")
-FAILURE_REASONS: Final = (
-    "timeout",
-    "refused",
-    "truncated",
-    "echo",
-    "invalid",
-    "unavailable",
-    "rate_limited",
-    "interrupted",
-    "storage",
-)
-DEFER_REASONS: Final = (
-    "no_boundary",
-    "in_flight",
-    "open_gap",
-    "artifact_unsaved",
-    "little_new",
-    "cool_down",
-    "breaker",
-    "not_applied",
-    "mode",
-)
+FAILURE_REASONS: Final = get_args(handoff.FailureReason)
+DEFER_REASONS: Final = get_args(handoff.DeferReason)
 SUMMARIZERS: Final = ("digest", "nats", "openai", "anthropic")
 SUMMARIZER_OUTCOMES: Final = ("ok", *FAILURE_REASONS)
 DIRECTIONS: Final = ("in", "out")
@@ -99,29 +79,9 @@ RESUME_CODES: Final = (
 VIOLATION_CODES: Final = CANDIDATE_CODES + RUN_CODES + RESUME_CODES
 RESUME_OUTCOMES: Final = ("ok", *RESUME_CODES)
 
-AUTHORIZE_CODES: Final = (
-    "unknown_operation",
-    "run_finished",
-    "run_paused",
-    "history_gap",
-    "already_succeeded",
-    "already_failed",
-    "in_flight",
-    "outcome_unknown",
-    "policy_stale",
-    "out_of_scope",
-    "constraint_forbids",
-    "approval_missing",
-    "approval_pending",
-    "approval_denied",
-    "approval_expired",
-    "approval_revoked",
-    "approval_consumed",
-    "payload_mismatch",
-    "postponed",
-    "ok",
-)
-RETRIEVAL_STATUSES: Final = ("found", "not_found", "gone", "redacted", "out_of_scope", "digest_mismatch")
+AUTHORIZE_CODES: Final = get_args(asks.AuthorizeCode)
+EFFECT_PREVENTED_CODES: Final = frozenset({"already_succeeded", "in_flight", "outcome_unknown"})
+RETRIEVAL_STATUSES: Final = get_args(asks.FetchStatus)
 RETRIEVALS: Final = (
     *product(("fetch", "search"), RETRIEVAL_STATUSES),
     *product(("packet", "context"), ("found", "out_of_scope")),

@@ -1,83 +1,57 @@
-"""Every metric of the daemon, declared once, in a registry of its own.
+"""What the daemon counts: one declared set of metrics in a registry of its own, and a verb for each fact.
 
-The only module that knows the metrics library. Labels take closed sets of values (`sidecar.metric_labels`)
-and the names of configured or owned lanes; never a run, an id or an error's text. Children are made at the
-start and held, so that every series exists from the first scrape and counting costs no look-up by label.
+The only module that knows the metrics library. Other modules say what happened (`metrics.rejected(code)`);
+which series that moves is decided here. Labels take the closed sets of `sidecar.metric_surface` and the names
+of configured or owned lanes; never a run, an id or an error's text. A counter's value that is not declared
+counts as `other`; a gauge's or histogram's is left out.
 """
 
 from __future__ import annotations
 
 import platform
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from sidecar import metric_labels as labels
-
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_LONG_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_LAG_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-_TOKENS = (500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_000_000)
-_PACKET_TOKENS = (250, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 6_000, 8_000, 12_000, 16_000, 32_000)
-_SHARE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1)
-_ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
-_COUNT = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+from sidecar.metric_labels import EFFECT_PREVENTED_CODES, LEVELS, OTHER
+from sidecar.metric_surface import PREFIX, SURFACE, Declared
 
 _CONTENT_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _CONTENT_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
-def _wants_openmetrics(accept: str) -> bool:
-    """Whether the header names OpenMetrics of a version we speak; it may hold anything a client sends."""
-    for part in accept.split(","):
-        media_type, *parameters = (word.strip().lower() for word in part.split(";"))
-        versions = [word.removeprefix("version=") for word in parameters if word.startswith("version=")]
-        if media_type == "application/openmetrics-text" and all(v.startswith("1.") for v in versions):
-            return True
-    return False
+class _Counters(dict[tuple[str, ...], Counter]):
+    """The held children of one counter; label values that were not declared are counted as `other`."""
 
-
-class Counters(dict[str, Counter]):
-    """The held children of a counter with one label; an unlisted value is counted as `other`."""
-
-    def __init__(self, counter: Counter, values: Sequence[str]) -> None:
-        super().__init__((value, counter.labels(value)) for value in values)
+    def __init__(self, counter: Counter, declared: Declared) -> None:
+        super().__init__((values, counter.labels(*values)) for values in declared.children)
+        if not declared.names:
+            self[()] = counter
         self._counter = counter
+        self._other = (OTHER,) * len(declared.names)
 
-    def __missing__(self, _value: str) -> Counter:
-        return self._counter.labels(labels.OTHER)
-
-
-class CounterPairs(dict[tuple[str, str], Counter]):
-    """The held children of a counter with two labels; an unlisted pair is counted as `other`, `other`."""
-
-    def __init__(self, counter: Counter, pairs: Iterable[tuple[str, str]]) -> None:
-        super().__init__((pair, counter.labels(*pair)) for pair in pairs)
-        self._counter = counter
-
-    def __missing__(self, _pair: tuple[str, str]) -> Counter:
-        return self._counter.labels(labels.OTHER, labels.OTHER)
+    def __missing__(self, _values: tuple[str, ...]) -> Counter:
+        return self._counter.labels(*self._other)
 
 
-class LaneSum:
-    """A gauge without labels that is the sum of what each lane last said."""
+class _LaneSum:
+    """A gauge that is the sum of what each lane last said."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
         self._parts: dict[str, float] = {}
 
     def set(self, lane: str, value: float) -> None:
-        """The lane's share from now on."""
         self._parts[lane] = value
         self._gauge.set(sum(self._parts.values()))
 
     def forget(self, lane: str) -> None:
-        """The lane is no longer ours; its share goes."""
         self._parts.pop(lane, None)
         self._gauge.set(sum(self._parts.values()))
 
@@ -94,8 +68,18 @@ class _Exposed:
             yield metric
 
 
+def _wants_openmetrics(accept: str) -> bool:
+    """Whether the header names OpenMetrics of a version we speak; it may hold anything a client sends."""
+    for part in accept.split(","):
+        media_type, *parameters = (word.strip().lower() for word in part.split(";"))
+        versions = [word.removeprefix("version=") for word in parameters if word.startswith("version=")]
+        if media_type == "application/openmetrics-text" and all(v.startswith("1.") for v in versions):
+            return True
+    return False
+
+
 class Metrics:
-    """The declared set. Counters with labels are mappings: `metrics.events["message"].inc()`."""
+    """The declared set. `lanes` are those whose epoch is shown even while they are not ours."""
 
     def __init__(
         self,
@@ -105,204 +89,251 @@ class Metrics:
         lanes: Iterable[str] = (),
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._intake()
-        self._runs_and_budget()
-        self._compaction()
-        self._handing_over()
-        self._daemon()
-        Info("watchkeeper_build", "What is running.", registry=self.registry).info(
+        self._counters: dict[str, _Counters] = {}
+        self._gauges: dict[str, dict[tuple[str, ...], Gauge]] = {}
+        self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {}
+        for name, declared in SURFACE.items():
+            self._declare(name, declared)
+        Info(f"{PREFIX}build", "What is running.", registry=self.registry).info(
             {"version": version, "python": platform.python_version(), "sqlite": sqlite_version}
         )
-        self._lane_epoch = self._gauge(
-            "lane_epoch", "Epoch under which a lane is owned, 0 if not.", ("lane",)
-        )
-        for lane in lanes:
-            self.lane_owned(lane, 0)
+        self._lag = _LaneSum(self._gauges["intake_lag_events"][()])
+        self._outbox = _LaneSum(self._gauges["outbox_pending"][()])
+        self._levels = {level: _LaneSum(self._gauges["runs"][level,]) for level in LEVELS}
+        self._configured = frozenset(lanes)
+        self._owned: set[str] = set()
+        self._was_connected = False
+        self._connected_now = False
+        for lane in self._configured:
+            self._lane_epoch.labels(lane).set(0)
 
-    def _intake(self) -> None:
-        self.events = self._counters("events_total", "Messages folded.", "type", labels.EVENT_TYPES)
-        self.events_rejected = self._counters(
-            "events_rejected_total", "Messages refused.", "code", labels.REJECTION_CODES
-        )
-        self.events_duplicate = self._counter("events_duplicate_total", "Messages that were known already.")
-        self.rejections_suppressed = self._counter(
-            "rejections_suppressed_total", "Refusals counted but not published, because of the limit per run."
-        )
-        self.intake_lag_events = self._gauge("intake_lag_events", "Messages in the stream not yet folded.")
-        self._lag = LaneSum(self.intake_lag_events)
-        self.intake_commit_seconds = self._histogram(
-            "intake_commit_seconds", "Time of one intake transaction.", _SECONDS
-        )
-        self.consumer_restarts = self._counter(
-            "consumer_restarts_total", "Consumers made anew because their sequence broke or they were gone."
-        )
-        self.stream_resets = self._counter(
-            "stream_resets_total", "Times the input stream was another one, or shorter than what was folded."
-        )
+    def _declare(self, name: str, declared: Declared) -> None:
+        kind, text, names, children, buckets = declared
+        full = f"{PREFIX}{name}"
+        if kind == "counter":
+            self._counters[name] = _Counters(Counter(full, text, names, registry=self.registry), declared)
+        elif kind == "gauge":
+            gauge = Gauge(full, text, names, registry=self.registry)
+            self._gauges[name] = {values: gauge.labels(*values) for values in children}
+            if not names:
+                self._gauges[name][()] = gauge
+            if name == "lane_epoch":
+                self._lane_epoch = gauge
+        else:
+            histogram = Histogram(full, text, names, registry=self.registry, buckets=buckets)
+            self._histograms[name] = {values: histogram.labels(*values) for values in children}
+            if not names:
+                self._histograms[name][()] = histogram
 
-    def _runs_and_budget(self) -> None:
-        runs = self._gauge("runs", "Unfinished runs by level of their budget.", ("level",))
-        self.runs: dict[str, Gauge] = {level: runs.labels(level) for level in labels.LEVELS}
-        self._levels = {level: LaneSum(gauge) for level, gauge in self.runs.items()}
-        self.runs_finished = self._pairs(
-            "runs_finished_total",
-            "Runs that ended.",
-            ("outcome", "compacted"),
-            product(labels.RUN_OUTCOMES, ("true", "false")),
-        )
-        self.runs_forgotten = self._counter(
-            "runs_forgotten_total", "Finished runs whose bodies were removed."
-        )
-        self.context_used_ratio = self._histogram(
-            "context_used_ratio", "Used share of the usable window at each usage report.", _SHARE
-        )
-        self.budget_estimate_error_ratio = self._histogram(
-            "budget_estimate_error_ratio",
-            "Distance of estimate and report, as a share of the report.",
-            _ERROR,
-        )
-        self.estimate_samples_ignored = self._counter(
-            "estimate_samples_ignored_total", "Usage reports left out of account as nonsense or out of date."
-        )
-        self.violations = self._counters(
-            "invariant_violations_total", "Broken invariants.", "code", labels.VIOLATION_CODES
-        )
+    def _count(self, name: str, *values: str, by: float = 1) -> None:
+        self._counters[name][values].inc(by)
 
-    def _compaction(self) -> None:
-        self.compactions = self._pairs(
-            "compactions_total",
-            "Compaction attempts by their end.",
-            ("outcome", "trigger"),
-            product(labels.COMPACTION_OUTCOMES, labels.TRIGGERS),
-        )
-        self.compaction_failures = self._counters(
-            "compaction_failures_total", "Failed attempts.", "reason", labels.FAILURE_REASONS
-        )
-        phases = Histogram(
-            "watchkeeper_compaction_seconds",
-            "Time of each phase of an attempt.",
-            ("phase",),
-            registry=self.registry,
-            buckets=_LONG_SECONDS,
-        )
-        self.compaction_seconds: dict[str, Histogram] = {name: phases.labels(name) for name in labels.PHASES}
-        self.compaction_deferred = self._counters(
-            "compaction_deferred_total", "Compactions put off.", "reason", labels.DEFER_REASONS
-        )
-        self.compaction_tokens_before = self._histogram(
-            "compaction_tokens_before", "Context used before a compaction, in tokens.", _TOKENS
-        )
-        self.compaction_tokens_after = self._histogram(
-            "compaction_tokens_after", "Context used after a compaction, in tokens.", _TOKENS
-        )
-        self.compactions_per_run = self._histogram(
-            "compactions_per_run", "Compactions applied to a run by its end.", _COUNT
-        )
-        self.trims = self._counter("trims_total", "Times tool results became references and that was enough.")
-        self.not_applied = self._counter("not_applied_total", "Packets committed that no agent took up.")
-        self.choices = self._counters(
-            "choices_total", "What was done because the protected part did not fit.", "choice", labels.CHOICES
-        )
-        self.summarizer_requests = self._pairs(
-            "summarizer_requests_total",
-            "Requests to a summariser.",
-            ("summarizer", "outcome"),
-            product(labels.SUMMARIZERS, labels.SUMMARIZER_OUTCOMES),
-        )
-        self.summarizer_tokens = self._pairs(
-            "summarizer_tokens_total",
-            "Tokens a summariser reported.",
-            ("summarizer", "direction"),
-            product(labels.SUMMARIZERS, labels.DIRECTIONS),
-        )
-        breaker = self._gauge(
-            "summarizer_breaker_open", "Runs for which a summariser is not asked any more.", ("summarizer",)
-        )
-        self.summarizer_breaker_open: dict[str, Gauge] = {
-            name: breaker.labels(name) for name in labels.SUMMARIZERS
-        }
+    def _observe(self, name: str, amount: float, *values: str) -> None:
+        series = self._histograms[name].get(values)
+        if series is not None:
+            series.observe(amount)
 
-    def _handing_over(self) -> None:
-        self.packets_published = self._counters(
-            "packets_published_total", "Resume packets published.", "verdict", labels.VERDICTS
-        )
-        self.packet_tokens = self._histogram(
-            "packet_tokens", "Size of resume packets, in tokens.", _PACKET_TOKENS
-        )
-        self.resumes = self._counters(
-            "resumes_total", "Resumes by what was wrong with them.", "outcome", labels.RESUME_OUTCOMES
-        )
-        self.authorizations = self._counters(
-            "authorizations_total", "Answers to authorize.", "code", labels.AUTHORIZE_CODES
-        )
-        self.duplicate_effects_prevented = self._counter(
-            "duplicate_effects_prevented_total",
-            "Denials of an operation that was under way, done, failed or of unknown outcome.",
-        )
-        self.retrievals = self._pairs(
-            "retrievals_total", "Pieces of evidence asked for.", ("verb", "status"), labels.RETRIEVALS
-        )
-        asks = Histogram(
-            "watchkeeper_ask_seconds",
-            "Time from question to answer.",
-            ("verb",),
-            registry=self.registry,
-            buckets=_SECONDS,
-        )
-        self.ask_seconds: dict[str, Histogram] = {verb: asks.labels(verb) for verb in labels.VERBS}
-        self.ask_errors = self._counters(
-            "ask_errors_total", "Questions answered with an error.", "code", labels.ASK_ERROR_CODES
-        )
+    def _set(self, name: str, amount: float, *values: str) -> None:
+        series = self._gauges[name].get(values)
+        if series is not None:
+            series.set(amount)
 
-    def _daemon(self) -> None:
-        self.outbox_pending = self._gauge("outbox_pending", "Messages committed and not yet published.")
-        self._outbox = LaneSum(self.outbox_pending)
-        self.storage_full = self._gauge("storage_full", "1 while the disk or the database has no room.")
-        self.storage_bytes = self._gauge("storage_bytes", "Size of the database on disk.")
-        self.storage_errors = self._counters(
-            "storage_errors_total", "Failed transactions.", "kind", labels.STORAGE_ERRORS
-        )
-        self.lanes_owned = self._gauge("lanes_owned", "Lanes this sidecar owns.")
-        self.lanes_lost = self._counter("lanes_lost_total", "Lanes another sidecar took from this one.")
-        self.takeover_seconds = self._histogram(
-            "takeover_seconds", "Time from claiming a lane to having rebuilt it.", _LONG_SECONDS
-        )
-        self.ledger_mismatches = self._counter(
-            "ledger_mismatches_total", "Rebuilt ledgers that differed from the stored state. Must stay 0."
-        )
-        self.nats_connected = self._gauge("nats_connected", "1 while connected to the broker.")
-        self.nats_reconnects = self._counter("nats_reconnects_total", "Connections made after the first.")
-        self.loop_lag_seconds = self._histogram(
-            "loop_lag_seconds", "How much later than asked the event loop woke a task.", _LAG_SECONDS
-        )
+    # --- intake ---------------------------------------------------------------------------------------------
 
-    # --- shares of lanes ------------------------------------------------------------------------------------
+    def folded(self, event_type: str) -> None:
+        """A message was folded and committed."""
+        self._count("events_total", event_type)
+
+    def rejected(self, code: str, *, published: bool = True) -> None:
+        """A message was refused; `published` is false where the limit per run kept it quiet."""
+        self._count("events_rejected_total", code)
+        if not published:
+            self._count("rejections_suppressed_total")
+
+    def duplicate(self) -> None:
+        """A message was known already."""
+        self._count("events_duplicate_total")
+
+    def committed(self, seconds: float) -> None:
+        """An intake transaction took this long."""
+        self._observe("intake_commit_seconds", seconds)
 
     def lag(self, lane: str, events: int) -> None:
-        """Messages of this lane in the stream and not yet folded."""
+        """Messages of this lane in the stream and not yet folded, as of now."""
         self._lag.set(lane, events)
 
-    def outbox(self, lane: str, pending: int) -> None:
-        """Messages of this lane committed and not yet published."""
-        self._outbox.set(lane, pending)
+    def consumer_restarted(self) -> None:
+        """The lane's consumer was made anew."""
+        self._count("consumer_restarts_total")
+
+    def stream_reborn(self) -> None:
+        """The input stream was another one than before, or shorter."""
+        self._count("stream_resets_total")
+
+    # --- runs and budget ------------------------------------------------------------------------------------
 
     def levels(self, lane: str, counts: Mapping[str, int]) -> None:
-        """Unfinished runs of this lane by level; a level not named has none."""
+        """Unfinished runs of this lane by level, as of now; a level not named has none."""
         for level, share in self._levels.items():
             share.set(lane, counts.get(level, 0))
 
-    def lane_owned(self, lane: str, epoch: int) -> None:
-        """The lane is ours under this epoch; 0: configured but not ours."""
-        self._lane_epoch.labels(lane).set(epoch)
+    def finished(self, outcome: str, compactions: int) -> None:
+        """A run ended after this many compactions."""
+        self._count("runs_finished_total", outcome, "true" if compactions else "false")
+        self._observe("compactions_per_run", compactions)
 
-    def lane_gone(self, lane: str, *, configured: bool = True) -> None:
-        """The lane is not ours any more: its shares go, and its series too unless it stays configured."""
-        for share in (self._lag, self._outbox, *self._levels.values()):
-            share.forget(lane)
-        if configured:
-            self._lane_epoch.labels(lane).set(0)
+    def usage(self, used_share: float, estimate_error: float | None = None) -> None:
+        """A usage report: share of usable used; relative error of the estimate, if known."""
+        self._observe("context_used_ratio", used_share)
+        if estimate_error is not None:
+            self._observe("budget_estimate_error_ratio", abs(estimate_error))
+
+    def usage_ignored(self) -> None:
+        """A usage report was left out of account."""
+        self._count("estimate_samples_ignored_total")
+
+    def violation(self, code: str, count: int = 1) -> None:
+        """An invariant was broken, by a run, a candidate or a resume."""
+        self._count("invariant_violations_total", code, by=count)
+
+    def forgotten(self, runs: int) -> None:
+        """Bodies of this many finished runs were removed."""
+        self._count("runs_forgotten_total", by=runs)
+
+    # --- compaction -----------------------------------------------------------------------------------------
+
+    def compacted(
+        self, outcome: str, trigger: str, before: int | None = None, after: int | None = None
+    ) -> None:
+        """An attempt ended; tokens of context before and after where it changed something."""
+        self._count("compactions_total", outcome, trigger)
+        if before is not None:
+            self._observe("compaction_tokens_before", before)
+        if after is not None:
+            self._observe("compaction_tokens_after", after)
+
+    def failed(self, reason: str) -> None:
+        """Why an attempt failed; its outcome is told by `compacted`."""
+        self._count("compaction_failures_total", reason)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase of an attempt, whatever its end."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._observe("compaction_seconds", time.perf_counter() - began, name)
+
+    def deferred(self, reason: str) -> None:
+        """A compaction was put off, or the reason for it changed."""
+        self._count("compaction_deferred_total", reason)
+
+    def trimmed(self) -> None:
+        """Tool results became references."""
+        self._count("trims_total")
+
+    def not_taken_up(self) -> None:
+        """A committed packet was not applied within three usage reports."""
+        self._count("not_applied_total")
+
+    def chose(self, choice: str) -> None:
+        """The protected part did not fit."""
+        self._count("choices_total", choice)
+
+    def summarized(self, summarizer: str, outcome: str, tokens_in: int = 0, tokens_out: int = 0) -> None:
+        """A summariser was asked: `ok` or a failure reason, with the tokens it reported."""
+        self._count("summarizer_requests_total", summarizer, outcome)
+        self._count("summarizer_tokens_total", summarizer, "in", by=tokens_in)
+        self._count("summarizer_tokens_total", summarizer, "out", by=tokens_out)
+
+    def breaker(self, summarizer: str, runs: int) -> None:
+        """Runs for which the summariser is not asked any more, as of now."""
+        self._set("summarizer_breaker_open", runs, summarizer)
+
+    # --- handing over ---------------------------------------------------------------------------------------
+
+    def packet(self, verdict: str, tokens: int) -> None:
+        """A resume packet was committed for publishing."""
+        self._count("packets_published_total", verdict)
+        self._observe("packet_tokens", tokens)
+
+    def resumed(self, outcome: str) -> None:
+        """A run was resumed: `ok` or the code of what was wrong."""
+        self._count("resumes_total", outcome)
+
+    def authorized(self, code: str, *, act: bool = True) -> None:
+        """An answer of authorize; `act` is false where the asker only looked."""
+        self._count("authorizations_total", code)
+        if act and code in EFFECT_PREVENTED_CODES:
+            self._count("duplicate_effects_prevented_total")
+
+    def retrieved(self, verb: str, status: str, count: int = 1) -> None:
+        """Pieces of evidence asked for, by what was found."""
+        self._count("retrievals_total", verb, status, by=count)
+
+    def asked(self, verb: str, seconds: float, error: str | None = None) -> None:
+        """A question was answered after this long, with an error code if it failed."""
+        self._observe("ask_seconds", seconds, verb)
+        if error is not None:
+            self._count("ask_errors_total", error)
+
+    # --- the daemon -----------------------------------------------------------------------------------------
+
+    def outbox(self, lane: str, pending: int) -> None:
+        """Messages of this lane committed and not yet published, as of now."""
+        self._outbox.set(lane, pending)
+
+    def storage_full(self, full: bool) -> None:
+        """Whether there is room to commit, as of now."""
+        self._set("storage_full", full)
+
+    def storage_size(self, size: int) -> None:
+        """Bytes of the database on disk, as of now."""
+        self._set("storage_bytes", size)
+
+    def storage_failed(self, kind: str) -> None:
+        """A transaction failed."""
+        self._count("storage_errors_total", kind)
+
+    def lane_owned(self, lane: str, epoch: int | None) -> None:
+        """The lane is ours under this epoch; `None`: not any more, and nothing of it is counted as ours."""
+        if epoch is not None:
+            self._owned.add(lane)
+            self._lane_epoch.labels(lane).set(epoch)
         else:
-            self._lane_epoch.remove(lane)
+            self._owned.discard(lane)
+            for share in (self._lag, self._outbox, *self._levels.values()):
+                share.forget(lane)
+            if lane in self._configured:
+                self._lane_epoch.labels(lane).set(0)
+            else:
+                self._lane_epoch.remove(lane)
+        self._set("lanes_owned", len(self._owned))
+
+    def lane_flap(self, lane: str) -> None:
+        """Another sidecar took the lane from us."""
+        self._count("lanes_lost_total")
+
+    def took_over(self, seconds: float) -> None:
+        """A lane was rebuilt this long after it was claimed."""
+        self._observe("takeover_seconds", seconds)
+
+    def ledger_mismatch(self) -> None:
+        """A rebuilt ledger differed from the stored state: an alarm."""
+        self._count("ledger_mismatches_total")
+
+    def connected(self, connected: bool) -> None:
+        """The state of the broker connection, as of now; every connection after the first is counted."""
+        if connected and self._was_connected and not self._connected_now:
+            self._count("nats_reconnects_total")
+        self._was_connected |= connected
+        self._connected_now = connected
+        self._set("nats_connected", connected)
+
+    def loop_lag(self, seconds: float) -> None:
+        """The event loop woke a task this much later than asked."""
+        self._observe("loop_lag_seconds", seconds)
 
     # --- exposition -----------------------------------------------------------------------------------------
 
@@ -312,22 +343,3 @@ class Metrics:
             body: bytes = openmetrics.generate_latest(_Exposed(self.registry))  # type: ignore[no-untyped-call]
             return _CONTENT_OPENMETRICS, body
         return _CONTENT_TEXT, generate_latest(_Exposed(self.registry))
-
-    # --- declaring ------------------------------------------------------------------------------------------
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"watchkeeper_{name}", text, registry=self.registry)
-
-    def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> Counters:
-        return Counters(Counter(f"watchkeeper_{name}", text, (label,), registry=self.registry), values)
-
-    def _pairs(
-        self, name: str, text: str, names: tuple[str, str], pairs: Iterable[tuple[str, str]]
-    ) -> CounterPairs:
-        return CounterPairs(Counter(f"watchkeeper_{name}", text, names, registry=self.registry), pairs)
-
-    def _gauge(self, name: str, text: str, names: Sequence[str] = ()) -> Gauge:
-        return Gauge(f"watchkeeper_{name}", text, names, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"watchkeeper_{name}", text, registry=self.registry, buckets=buckets)

@@ -13,11 +13,8 @@ import msgspec
 
 from protocol.codec import digest
 from protocol.identifiers import parse_ref
+from sidecar.core import family
 from sidecar.core.state import Approval, Artifact, ConstraintItem, Decision, Evidence, Gap, Ledger, Operation
-
-BINDING_SOURCES = frozenset({"user", "policy", "operator"})
-"""Sources whose constraints hold for a run's descendants too."""
-
 
 class RestedOn(NamedTuple):
     """Keys of the artifacts and evidence that something protected, a decision or a completed step names."""
@@ -40,7 +37,7 @@ def protected_view(runs: Mapping[str, Ledger], run: str) -> dict[str, Any]:
         "task": {
             "goal": task.goal,
             "done_when": list(task.done_when),
-            "scope": None if task.scope is None else msgspec.to_builtins(task.scope),
+            "scope": None if task.scope is None else _plain(task.scope),
             "constraints": [constraint_fields(item) for item in constraints_of(runs, run)],
             "current_request": [
                 {"event_id": item.id, "text": item.text}
@@ -68,13 +65,10 @@ def protected_view(runs: Mapping[str, Ledger], run: str) -> dict[str, Any]:
         "approvals": [approval_fields(item) for item in _by_id(ledger.active["approval"].values())],
         "artifacts": [
             artifact_fields(item)
-            for item in in_artifact_order(ledger.items["artifact"].values())
-            if item.id in rested.artifacts
+            for item in in_artifact_order(ledger.items["artifact"][key] for key in rested.artifacts)
         ],
         "evidence": [
-            evidence_fields(item)
-            for item in _by_id(ledger.items["evidence"].values())
-            if item.id in rested.evidence
+            evidence_fields(item) for item in _by_id(ledger.items["evidence"][key] for key in rested.evidence)
         ],
         "contradictions": contradictions_of(ledger),
         "parent": None if head.parent is None else {"run": head.parent},
@@ -92,33 +86,14 @@ def protected_digest(view: Mapping[str, Any]) -> str:
     return digest(view)
 
 
-def ancestors(runs: Mapping[str, Ledger], run: str) -> Iterator[Ledger]:
-    """The ledgers of parent, grandparent, … as far as ``runs`` holds them."""
-    seen = {run}
-    ledger = runs[run]
-    while (parent := ledger.head.parent) is not None and parent not in seen and parent in runs:
-        seen.add(parent)
-        ledger = runs[parent]
-        yield ledger
-
-
 def constraints_of(runs: Mapping[str, Ledger], run: str) -> list[ConstraintItem]:
     """The run's active constraints and its ancestors' binding ones, by id; of equal ids the nearest run's first."""
-    found = list(runs[run].active["constraint"].values())
-    for ancestor in ancestors(runs, run):
-        found += [item for item in ancestor.active["constraint"].values() if item.source in BINDING_SOURCES]
-    return sorted(found, key=lambda item: item.id)
+    return sorted(family.constraints(runs, run), key=lambda item: item.id)
 
 
 def policy_of(runs: Mapping[str, Ledger], run: str) -> dict[str, str | None]:
-    """The released version that holds for the run (its own, else the nearest ancestor's) and the one it loaded."""
-    own = runs[run].policy
-    released = own.released
-    for ancestor in ancestors(runs, run):
-        if released is not None:
-            break
-        released = ancestor.policy.released
-    return {"released": released, "loaded": own.loaded}
+    """The released version in force for the run, its own or an ancestor's, and the one it loaded itself."""
+    return {"released": family.released(runs, run), "loaded": runs[run].policy.loaded}
 
 
 def rested_on(ledger: Ledger) -> RestedOn:
@@ -130,6 +105,11 @@ def rested_on(ledger: Ledger) -> RestedOn:
     """
     artifacts: set[str] = set()
     evidence: set[str] = set()
+    saved: dict[str, list[Artifact]] = {}
+    for item in in_artifact_order(ledger.items["artifact"].values()):
+        if item.state != "withdrawn":
+            for name in {item.artifact_id, item.id, digest_of(item)}:
+                saved.setdefault(name, []).append(item)
     for ref, payload_digest in _named_refs(ledger):
         try:
             kind, name, run = parse_ref(ref)
@@ -139,27 +119,12 @@ def rested_on(ledger: Ledger) -> RestedOn:
             continue
         if kind == "evidence" and name in ledger.items["evidence"]:
             evidence.add(name)
-        elif kind in ("artifact", "sha256"):
-            artifact = artifact_of(ledger, name if kind == "artifact" else None, payload_digest or ref)
-            if artifact is not None:
-                artifacts.add(artifact.id)
+        elif kind in ("artifact", "sha256") and (
+            versions := saved.get(name if kind == "artifact" else f"sha256:{name}")
+        ):
+            approved = [item for item in versions if digest_of(item) == payload_digest]
+            artifacts.add((approved or versions)[-1].id)
     return RestedOn(frozenset(artifacts), frozenset(evidence))
-
-
-def artifact_of(ledger: Ledger, name: str | None, payload_digest: str | None) -> Artifact | None:
-    """The not withdrawn artifact a ref means: of that id (``None``: any), by digest if one fits, else the newest."""
-    candidates = [
-        item
-        for item in in_artifact_order(ledger.items["artifact"].values())
-        if item.state != "withdrawn" and name in (None, item.artifact_id, item.id)
-    ]
-    for item in candidates:
-        if payload_digest is not None and digest_of(item) == payload_digest:
-            return item
-    if name is None or not candidates:
-        return None
-    exact = [item for item in candidates if item.id == name != item.artifact_id]
-    return (exact or candidates)[-1]
 
 
 def digest_of(artifact: Artifact) -> str:
@@ -185,13 +150,18 @@ def contradictions_of(ledger: Ledger) -> list[list[str]]:
 def constraint_fields(item: ConstraintItem) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": item.id, "text": item.text, "source": item.source, "told_by": item.told_by}
     if item.forbids is not None:
-        fields["forbids"] = msgspec.to_builtins(item.forbids)
+        fields["forbids"] = _plain(item.forbids)
     return fields
 
 
 def operation_fields(item: Operation) -> dict[str, Any]:
-    """An operation as the digest sees it: no ``may``, no receipt."""
-    fields = {"id": item.id, "kind": item.kind, "idempotency_key": item.idempotency_key, "state": item.state}
+    """An operation as the digest sees it: no ``may``, no receipt. Kind and key are empty while undeclared."""
+    fields = {
+        "id": item.id,
+        "kind": item.kind or "",
+        "idempotency_key": item.idempotency_key or "",
+        "state": item.state,
+    }
     return fields | _without_none({"target": item.target, "approval_id": item.approval_id})
 
 
@@ -261,7 +231,8 @@ def _by_id(items: Iterable[Any]) -> list[Any]:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(value)
+    """As it reads from the wire: absent what is unset, lists for tuples."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return plain
 
 

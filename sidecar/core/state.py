@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from protocol.events import Forbids, NextAction, Scope, Settings
+from sidecar.core.index import Index
 
 Channel = Literal["event", "authority", "record"]
 OperationState = Literal["not_started", "pending", "succeeded", "failed", "unknown"]
@@ -55,6 +56,13 @@ class Policy(Struct, frozen=True, kw_only=True):
     loaded: str | None = None
     approval_kinds: tuple[str, ...] | None = None
     forbidden_kinds: tuple[str, ...] | None = None
+    release: int = 0
+    """Number of this release within the family: the greatest one on the way to the root is in force."""
+    told_in: str | None = None
+    """``<channel>/<session>`` of the newest release; a late one is older only within it."""
+    approval_kinds_seq: int = 0
+    forbidden_kinds_seq: int = 0
+    """Message numbers that set the lists, 0 where none did."""
 
     @property
     def live(self) -> bool:
@@ -80,9 +88,9 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 class WorkFocus(Struct, frozen=True, kw_only=True):
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] | None = None
     hypothesis: str | None = None
-    remaining: str | None = None
+    remaining: tuple[str, ...] | None = None
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -196,15 +204,21 @@ class Operation(Struct, frozen=True, kw_only=True):
     declared: bool = True
     state: OperationState = "not_started"
     request_id: str | None = None
-    """The ``authorize`` request that made it pending, while it is pending by that."""
+    """The ``authorize`` request that made it pending. Kept after that, so that its id names nothing else."""
     used_approval: str | None = None
     """The approval its dispatch or authorization consumed."""
     dispatched: bool = False
     """A dispatch (or a call naming it) was seen, beyond the answer of ``authorize``."""
+    announced: bool = False
+    """The dispatch was seen as ``operation.dispatched``."""
+    called: bool = False
+    """The dispatch was seen as a ``tool.called`` naming it. Both together are one dispatch."""
     dispatched_at: int = 0
     """Position at which it became pending; results after it can reconcile it."""
     review: bool = False
     """``operation.reconciled`` said review: only an authority settles it."""
+    evidence: str | None = None
+    """The ref that reconciled it."""
     receipt: str | None = None
     detail: str | None = None
     position: int = 0
@@ -280,6 +294,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     unit: str | None = None
     contradicts: tuple[str, ...] = ()
     position: int = 0
+    late: bool = False
+    """Recorded by a late event: it proves nothing about what happened just before its position."""
 
     @property
     def live(self) -> bool:
@@ -354,6 +370,17 @@ class Gap(Struct, frozen=True, kw_only=True):
         return True
 
 
+class Claim(Struct, frozen=True, kw_only=True):
+    """A run that calls this one its parent without having been spawned: paused, but of the family."""
+
+    id: str
+    """The claiming run."""
+
+    @property
+    def live(self) -> bool:
+        return True
+
+
 class Pause(Struct, frozen=True):
     by: Literal["agent", "authority"]
     reason: str
@@ -384,8 +411,13 @@ ITEM_TYPES: dict[str, type[Any]] = {
     "result": ToolResult,
     "child": Child,
     "gap": Gap,
+    "accepted": Gap,
+    "claim": Claim,
 }
-"""Every collection of a ledger and the type of its items."""
+"""Every collection of a ledger and the type of its items.
+
+``gap`` holds what is missing, ``accepted`` what an authority accepted as missing (its numbers may still come).
+"""
 
 
 class Head(Struct, kw_only=True):
@@ -423,22 +455,33 @@ class Head(Struct, kw_only=True):
     """Ledger version at which task, owner or trust last changed by an authority; 0: never."""
     context_known_at: int = 0
     """Highest ledger version a ``run.resumed`` named."""
+    releases: int = 0
+    """Of a root: policies released in its family so far, which puts them in order."""
     violations: dict[str, int] = {}
 
 
 class Ledger:
     """The operational state of one run: head, items by collection, and what changed since last stored."""
 
-    __slots__ = ("active", "changed", "head", "items")
+    __slots__ = ("_index", "active", "changed", "head", "items")
 
     def __init__(self, head: Head) -> None:
         self.head = head
         self.items: dict[str, dict[str, Any]] = {kind: {} for kind in ITEM_TYPES}
         self.active: dict[str, dict[str, Any]] = {kind: {} for kind in ITEM_TYPES}
         self.changed: set[tuple[str, str]] = set()
+        self._index = Index()
+
+    @property
+    def index(self) -> Index:
+        """Where to find items by something other than their id."""
+        if not self._index.covers(self.items):
+            self._index = Index.of(self.items)
+        return self._index
 
     def put(self, kind: str, item: Item) -> None:
         """Insert or replace an item; a settled one stays in ``items`` and leaves ``active``."""
+        self._index.note(kind, self.items[kind].get(item.id), item)
         self.items[kind][item.id] = item
         if item.live:
             self.active[kind][item.id] = item
@@ -448,7 +491,8 @@ class Ledger:
 
     def drop(self, kind: str, key: str) -> None:
         """Forget an item that has no history of its own (a closed call, a closed gap)."""
-        if self.items[kind].pop(key, None) is not None:
+        if (item := self.items[kind].pop(key, None)) is not None:
+            self._index.note(kind, item, None)
             self.active[kind].pop(key, None)
             self.changed.add((kind, key))
 
@@ -479,6 +523,7 @@ class Ledger:
         twin.head.labels = dict(self.head.labels)
         twin.items = {kind: dict(items) for kind, items in self.items.items()}
         twin.active = {kind: dict(items) for kind, items in self.active.items()}
+        twin._index = self._index.copy()
         return twin
 
 

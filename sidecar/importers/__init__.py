@@ -1,7 +1,7 @@
 """Transcripts of other tools, and our own event files, as messages to publish.
 
-`detect` names a file's format by its lines, never by its name; `import_files` yields the messages of all runs in
-publishing order. No network, no clock: the same files give the same messages.
+`detect` names a file's format by its lines, never by its name; `import_files` yields the messages of all runs
+in publishing order. No network, no clock: the same files give the same messages.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sidecar.importers import codex, events_jsonl, lines
+from sidecar.importers import events_jsonl, lines
 from sidecar.importers.claude_code import ClaudeImport
+from sidecar.importers.codex import CodexImport
+from sidecar.importers.codex_survey import RECORD_TYPES
 from sidecar.importers.model import Imported, ImportFailure, Report
 
 __all__ = ["FORMATS", "SAMPLE", "ImportFailure", "Imported", "Report", "detect", "import_files"]
@@ -35,8 +37,8 @@ _LOOKED_AT = 200
 def detect(path: Path) -> str:
     """The format of a file: "claude-code", "codex" or "events".
 
-    Raises ImportFailure, naming the line and what is allowed, for a file that cannot be read, is empty, or is of
-    another format.
+    Raises ImportFailure, naming the line and what is allowed, for a file that cannot be read, is empty, or is
+    of another format.
     """
     first: tuple[int, dict[str, Any]] | None = None
     for seen, (number, value) in enumerate(_readable(path)):
@@ -61,13 +63,14 @@ def _readable(path: Path) -> Iterator[tuple[int, Any]]:
         if failure.line is None:
             raise
         reason = failure.reason.split(";", 1)[0]
+        reason = f"unknown format, {reason}" if failure.line == 1 else reason
         raise ImportFailure(path, failure.line, f"{reason}; {_ALLOWED}") from None
 
 
 def _format_of(line: dict[str, Any]) -> str | None:
     kind = line.get("type")
     named = kind if isinstance(kind, str) else ""
-    if named in codex.RECORD_TYPES and isinstance(line.get("payload"), dict):
+    if named in RECORD_TYPES and isinstance(line.get("payload"), dict):
         return "codex"
     claude = (
         (named in _CLAUDE and isinstance(line.get("sessionId"), str))
@@ -86,12 +89,12 @@ def import_files(
 ) -> Iterator[Imported]:
     """The messages of all files, to be published in this order; read as they are asked for.
 
-    Files follow each other as given; a subagent's file given together with its session's is a child run, placed
-    where it was started. `window` (tokens, above 0) overrides the context window of Claude Code and Codex runs.
-    `report` takes remarks about what was left out.
+    Files follow each other as given (those of one format together); a subagent's file given together with its
+    session's is a child run, placed where it was started. `window` (tokens, above 0) overrides the context
+    window of Claude Code and Codex runs. `report` takes remarks about what was left out.
 
-    Raises ImportFailure before the first message when a file of another tool is unreadable, of an unknown
-    format, or holds a line that is not JSON; an `events` file is checked as it is read.
+    Raises ImportFailure before the first message: for a file that cannot be read, is of an unknown format, or
+    holds a line that is not JSON.
     """
     report = report if report is not None else Report()
     unique = list(dict.fromkeys(paths))
@@ -109,12 +112,18 @@ def _read(files: list[tuple[str, Path]], window: int | None, report: Report) -> 
     together: dict[str, list[Path]] = {}
     for kind, path in files:
         together.setdefault(kind, []).append(path)
-    readers = {
-        "claude-code": lambda found: ClaudeImport(found, window, report).messages(),
-        "codex": lambda found: codex.CodexImport(found, window, report).messages(),
-        "events": lambda found: (message for path in found for message in events_jsonl.messages(path, report)),
-    }
-    # made before the first message is handed out: a file that cannot be read spoils nothing half-way
-    streams = [readers[kind](found) for kind, found in together.items()]
+    # every file is read once before the first message is handed out: a broken one leaves nothing half done
+    streams = [_stream(kind, paths, window, report) for kind, paths in together.items()]
     for stream in streams:
         yield from stream
+
+
+def _stream(kind: str, paths: list[Path], window: int | None, report: Report) -> Iterator[Imported]:
+    if kind == "claude-code":
+        return ClaudeImport(paths, window, report).messages()
+    if kind == "codex":
+        return CodexImport(paths, window, report).messages()
+    for path in paths:
+        for _ in events_jsonl.messages(path):
+            pass
+    return (message for path in paths for message in events_jsonl.messages(path))

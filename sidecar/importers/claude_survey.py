@@ -1,8 +1,8 @@
 """First look at one Claude Code session file: whose lines it holds and where each API message ends.
 
-A file's lines may belong to the session itself and to several subagents. The survey tells them apart, finds which
-Task call started which subagent, and the last line of every API message, so that the second reading can go
-straight through the file. It publishes nothing.
+A file's lines may belong to the session itself and to several subagents. The survey tells them apart, finds
+which Task call started which subagent, and the last line of every API message, so that the second reading can
+go straight through the file. It publishes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _CLIENT_TEXT = re.compile(
     r"\s*(<command-|<local-command|<bash-|<system-reminder>|<task-notification>|<user-memory-input>|Caveat:"
     r"|\[Request interrupted)"
 )
-_COMMAND = re.compile(r"<command-name>\s*(\S+?)\s*</command-name>(?:.*?<command-args>(.*?)</command-args>)?", re.S)
+_COMMAND = re.compile(
+    r"<command-name>\s*(\S+?)\s*</command-name>(?:.*?<command-args>(.*?)</command-args>)?", re.S
+)
 
 
 class Voice:
@@ -77,7 +79,7 @@ class Survey:
         self._read()
 
     def attribute(self, line: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-        """Whose line it is ("" = the file's own conversation) and the message line itself; None: no context."""
+        """Whose line it is ("" = the file's own conversation) and the message line; None: no context."""
         kind = line.get("type")
         if kind == "progress":
             data = line.get("data")
@@ -123,7 +125,7 @@ class Survey:
             self.voices.setdefault(agent, Voice()).hear(inner, number)
             self._task(agent, line, inner)
         if not known:
-            raise ImportFailure(self.path, first, "no line of a Claude Code session; expected one with a known type")
+            raise ImportFailure(self.path, first, "no Claude Code line; expected session JSONL")
         if "" not in self.voices and self.voices:
             self.agent = next(iter(self.voices))
             self.voices[""] = self.voices.pop(self.agent)
@@ -141,7 +143,8 @@ class Survey:
             if not isinstance(block, dict):
                 continue
             kind, name, given = block.get("type"), block.get("name"), block.get("input")
-            if kind == "tool_use" and isinstance(name, str) and name in TASK_TOOLS and isinstance(given, dict):
+            task = isinstance(name, str) and name in TASK_TOOLS
+            if kind == "tool_use" and task and isinstance(given, dict):
                 call = block.get("id")
                 if isinstance(call, str):
                     self._tasks.add(call)
@@ -159,7 +162,7 @@ class Survey:
                 self.link_by_prompt(agent, self.voices[agent].goal)
 
     def link_by_prompt(self, agent: str, prompt: str) -> bool:
-        """Join a subagent to the Task call that was given exactly its first text; False when there is none."""
+        """Join a subagent to the Task call that was given exactly its first text; False if there is none."""
         for call, text in self.prompts.items():
             if call not in self.links and text.strip() == prompt.strip():
                 self.links[call] = agent
@@ -168,7 +171,7 @@ class Survey:
 
 
 def prompt_tokens(usage: Any) -> int | None:
-    """The whole prompt of one request, cached or not; None when the counts are missing, wrong, or all zero."""
+    """The whole prompt of one request, cached or not; None if the counts are missing, wrong, or all zero."""
     if not isinstance(usage, dict):
         return None
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")

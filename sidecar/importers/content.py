@@ -24,13 +24,14 @@ def part(block: Any) -> dict[str, Any] | None:
         return {"kind": "text", "text": block} if block else None
     if not isinstance(block, dict):
         return None
-    kind = block.get("type")
+    kind = str(block.get("type"))
     if kind in _TEXT_TYPES:
         text = block.get("text")
         return {"kind": "text", "text": text} if isinstance(text, str) and text else None
     if kind == "thinking":
         text = block.get("thinking")
-        return {"kind": "reasoning", "text": text} if isinstance(text, str) and text else {"kind": "reasoning"}
+        told = isinstance(text, str) and text
+        return {"kind": "reasoning", "text": text} if told else {"kind": "reasoning"}
     if kind in _HIDDEN_TYPES:
         return {"kind": "reasoning"}
     if kind in _IMAGE_TYPES:
@@ -61,10 +62,12 @@ def without_payloads(value: Any) -> Any:
     if isinstance(value, list):
         return [without_payloads(item) for item in value]
     if isinstance(value, dict):
-        opaque = value.get("type") in ("base64", "image")
+        opaque = {"encrypted_content", "signature"}
+        if value.get("type") in ("base64", "image"):
+            opaque.add("data")
         return {
             key: f"[{len(item)} characters of data left out]"
-            if isinstance(item, str) and ((opaque and key == "data") or key in ("encrypted_content", "signature"))
+            if key in opaque and isinstance(item, str)
             else without_payloads(item)
             for key, item in value.items()
         }
@@ -87,7 +90,7 @@ def _image(block: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def bounded(event: dict[str, Any]) -> dict[str, Any]:
-    """The event, or when its JSON is over 900,000 bytes a copy with its long texts cut and `truncated` set."""
+    """The event, or if its JSON is over 900,000 bytes a copy with long texts cut and `truncated` set."""
     if _size(event) <= EVENT_BYTES:
         return event
     limit = 400_000

@@ -21,7 +21,7 @@ MAX_DEPTH = 48
 
 
 def clean_text(text: str) -> str:
-    """Replace what the wire refuses (NUL, lone surrogates) by U+FFFD; everything else, ANSI codes too, stays."""
+    """Replace what the wire refuses (NUL, lone surrogates) by U+FFFD; all else, ANSI codes too, stays."""
     return _UNSENDABLE.sub("�", text)
 
 
@@ -31,7 +31,7 @@ def clean(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, dict | list) and depth >= MAX_DEPTH:
-        return clean_text(json.dumps(value, ensure_ascii=False))
+        return _as_text(value)
     if isinstance(value, dict):
         return {clean_text(key): clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
@@ -39,6 +39,13 @@ def clean(value: Any, depth: int = 0) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT_INT:
         return str(value)
     return value
+
+
+def _as_text(value: Any) -> str:
+    try:
+        return clean_text(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        return "[nested too deeply]"
 
 
 def _number(text: str) -> float | str:
@@ -74,21 +81,25 @@ def _reason(error: ValueError) -> str:
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every line with its 1-based number, line end included. Raises ImportFailure when the file cannot be read."""
+    """Every line with its 1-based number, line end included. Raises ImportFailure for an unreadable file."""
     try:
         with path.open("rb") as file:
             yield from enumerate(file, 1)
     except OSError as error:
-        raise ImportFailure(path, None, f"cannot be read: {error.strerror or error}; expected a file") from None
+        raise ImportFailure(path, None, f"cannot be read ({error.strerror}); expected a file") from None
 
 
 def values(
-    path: Path, report: Report | None = None, decode: Callable[[str], Any] = parse, *, tail_may_be_cut: bool = True
+    path: Path,
+    report: Report | None = None,
+    decode: Callable[[str], Any] = parse,
+    *,
+    tail_may_be_cut: bool = True,
 ) -> Iterator[tuple[int, Any]]:
     """Every JSON value of the file with its line number; blank lines are passed over.
 
     Raises ImportFailure for a line that is not UTF-8 or not one JSON value. A last line without line end that
-    does not parse is what a killed writer leaves: it is left out and noted in `report`.
+    does not parse is what a killed writer leaves: with `tail_may_be_cut` it is left out and noted.
     """
     found = False
     for number, raw in raw_lines(path):
@@ -102,7 +113,7 @@ def values(
                 if report is not None:
                     report.note(path, number, "half a line at the end of the file left out")
                 return
-            raise ImportFailure(path, number, f"{_reason(error)}; one JSON object a line is allowed") from None
+            raise ImportFailure(path, number, f"{_reason(error)}; allowed: one JSON object a line") from None
         found = True
         yield number, value
 

@@ -1,7 +1,7 @@
 """What every importer speaks: the message to publish, the failure, and the writer of one run.
 
-`RunWriter` gives ids, `session` and `seq`, joins the blocks of one assistant message, and keeps every event under
-the broker's payload limit. It must not know a transcript format, and never makes up content.
+`RunWriter` gives ids, `session` and `seq`, joins the blocks of one assistant message, and keeps every event
+under the broker's payload limit. It must not know a transcript format, and never makes up content.
 """
 
 from __future__ import annotations
@@ -46,12 +46,19 @@ class Imported(msgspec.Struct, frozen=True):
     event: dict[str, Any]
 
     def payload(self) -> bytes:
-        """The message as bytes. What cannot be written as UTF-8 (a lone surrogate in a file of our own format,
-        kept as written) goes out escaped, so that the receiver can refuse it."""
+        """The message as bytes. What UTF-8 cannot hold (a lone surrogate in a file of our own format, kept as
+        written) goes out escaped, so that the receiver can refuse it."""
         try:
             return msgspec.json.encode(self.event)
         except (UnicodeEncodeError, OverflowError, ValueError):
             return json.dumps(self.event, separators=(",", ":")).encode("ascii")
+
+
+def drain(sink: list[Imported]) -> list[Imported]:
+    """Take all messages out of the sink."""
+    ready = list(sink)
+    sink.clear()
+    return ready
 
 
 class Report:
@@ -135,9 +142,9 @@ class RunWriter:
     (a line's uuid or number), so that a second import of the same file gives the same messages.
     """
 
-    def __init__(self, run: str, session: str, sink: list[Imported], at: str) -> None:
+    def __init__(self, run: str, session: str, sink: list[Imported]) -> None:
         self.run = run
-        self.at = at
+        self.at = "1970-01-01T00:00:00.000Z"
         self._session = ident(session)
         self._sink = sink
         self._seq = {"event": 0, "authority": 0}
@@ -154,10 +161,10 @@ class RunWriter:
         """Take a line's time; a line without one has the time of the line before it."""
         self.at = utc(value) or self.at
 
-    def publish(self, kind: str, key: str, channel: str = "event", **fields: Any) -> None:
-        """Add one message of type `kind`; fields that are None are left out."""
+    def publish(self, event_type: str, key: str, *, channel: str = "event", **fields: Any) -> None:
+        """Add one message whose id follows from `key`; fields that are None are left out."""
         self.flush()
-        self._add(kind, key, channel, fields)
+        self._add(event_type, key, channel, fields)
 
     def start(
         self, goal: str, model: str, window: int, agent: str, source: str, parent_run: str | None = None
@@ -196,7 +203,9 @@ class RunWriter:
         self.flush()
         self._open = (message_id, key, self.at, list(parts))
 
-    def message(self, role: str, content: str | list[dict[str, Any]], key: str, message_id: str | None = None) -> None:
+    def message(
+        self, role: str, content: str | list[dict[str, Any]], key: str, message_id: str | None = None
+    ) -> None:
         """A message that is complete; an empty one says nothing and is left out."""
         if isinstance(content, str) and not content:
             return
@@ -225,7 +234,8 @@ class RunWriter:
     def usage(self, message_id: str | None, key: str, model: str, **counts: int | None) -> None:
         """`usage.reported` of one request, naming the last event of its prompt."""
         through = self._through.pop(message_id, None) if message_id is not None else None
-        self.publish("usage.reported", key, model=model, through=through or None, **counts)
+        fields: dict[str, Any] = dict(counts, model=model, through=through or None)
+        self.publish("usage.reported", key, **fields)
 
     def turn_ended(self, key: str) -> None:
         """`boundary.marked turn_ended`, once for a turn however often the transcript says so."""
@@ -243,19 +253,21 @@ class RunWriter:
             self.message("assistant", parts, key, message_id)
             self.at = now
 
-    def _add(self, kind: str, key: str, channel: str, fields: dict[str, Any]) -> None:
+    def _add(self, event_type: str, key: str, channel: str, fields: dict[str, Any]) -> None:
         self._seq[channel] += 1
         event_id = self._unused(ident(key, room=112))
         event: dict[str, Any] = {
             "v": 1,
             "id": event_id,
-            "type": kind,
+            "type": event_type,
             "at": self.at,
             "session": self._session,
             "seq": self._seq[channel],
             "run": self.run,
         }
         event.update((name, value) for name, value in fields.items() if value is not None)
+        if "message_id" in event:
+            event["message_id"] = ident(event["message_id"])
         if channel == "event":
             self._last_event = event_id
         self._sink.append(Imported(run=self.run, channel=channel, event=bounded(event)))

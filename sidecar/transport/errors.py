@@ -23,8 +23,7 @@ class TransportError(Exception):
 class Refused(TransportError):
     """The broker will not serve us: credentials, permissions, version, JetStream off, an unusable stream.
 
-    What now: at start give up with exit code 3; later report it and try again slowly, an operator must act.
-    For a publish it means: not stored.
+    Raised at start only. What now: give up with exit code 3, an operator must act.
     """
 
     def __init__(self, reason: str) -> None:
@@ -49,6 +48,13 @@ class NoResponders(Unavailable):
 
 class TimedOut(Unavailable):
     """A request was sent and no reply came in time. What now: retry; it may have been received."""
+
+
+class Denied(Unavailable):
+    """The broker's permissions forbid a subject; nothing was delivered.
+
+    What now: at start it ends in Refused; later retry slowly and show it, an operator must act.
+    """
 
 
 class Fenced(TransportError):
@@ -91,3 +97,14 @@ class ApiError(TransportError):
         self.err_code = err_code
         self.description = description
         super().__init__(f"{description} ({code}/{err_code})")
+
+
+class Conflict(TransportError):
+    """A compare-and-set found another sequence than expected. Handled inside this package, never leaves it.
+
+    ``contended``: another write was in flight, try again; otherwise the expectation was wrong.
+    """
+
+    def __init__(self, contended: bool) -> None:
+        self.contended = contended
+        super().__init__("another write was in flight" if contended else "another sequence than expected")

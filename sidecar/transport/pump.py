@@ -31,6 +31,7 @@ _INACTIVE: Final = 300
 _AHEAD: Final = 2
 _REQUEST_BYTES: Final = 16 * 1024 * 1024
 _API_TIMEOUT: Final = 5.0
+_REQUEST_OVER: Final = ("exceeds maxbytes", "batch completed")
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -67,8 +68,10 @@ class Pump:
     async def open(self, start_seq: int) -> StreamFacts:
         """Begin at ``start_seq`` (1 or more), dropping whatever was open. Returns where the stream stands.
 
-        The facts are read after the consumer was made, so they are of the stream that will be read. A
-        start beyond the stream's end means its end: compare ``last_seq``. Raises Unavailable, Refused.
+        The facts are read after the consumer was made, so they are of the stream that will be read.
+        With a start beyond ``last_seq + 1`` nothing comes before the stream gets there: compare, and
+        read a stream that is shorter than the cursor, or of another incarnation, from 1. Raises
+        Unavailable.
         """
         await self.close()
         if start_seq < 1:
@@ -100,6 +103,14 @@ class Pump:
         except ApiError as error:
             raise Unavailable(f"stream {self._stream}: {error.description}") from error
 
+    async def settled_through(self) -> int | None:
+        """The stream sequence up to which every message of the filter has been handed out; None if some wait.
+
+        It moves on while nothing comes for the filter, so that a cursor can follow the stream's end. It
+        is learnt from the server's heartbeats and may be half a minute late, never early.
+        """
+        return None if self._incarnation is None else self._incarnation.settled_through()
+
     async def close(self) -> None:
         """Drop the consumer and everything that arrived. Idempotent, never raises for a broker's trouble."""
         gone, self._incarnation = self._incarnation, None
@@ -122,6 +133,8 @@ class _Incarnation:
         self._subscription: Subscription | None = None
         self._expected = 1
         self._owed = 0
+        self._pending = 0
+        self._settled = 0
         self._requests = 0
         self._heard = time.monotonic()
         self._trouble: str | None = None
@@ -142,7 +155,7 @@ class _Incarnation:
         }
         create = f"CONSUMER.CREATE.{self._stream}.{self._consumer}.{self._filter}"
         try:
-            await self._session.api(
+            made = await self._session.api(
                 create,
                 {"stream_name": self._stream, "config": config, "action": "create"},
                 timeout=_API_TIMEOUT,
@@ -150,6 +163,9 @@ class _Incarnation:
             info = await self._session.api(f"STREAM.INFO.{self._stream}", timeout=_API_TIMEOUT)
         except ApiError as error:
             raise Unavailable(f"stream {self._stream}: {error.description}") from error
+        if self._expected == 1:
+            self._pending = int(made["num_pending"])
+            self._settled = start_seq - 1
         await self._top_up(0)
         return facts_of(info)
 
@@ -191,6 +207,8 @@ class _Incarnation:
         except (IndexError, ValueError):
             self._fail("a delivery's reply subject cannot be read")
             return
+        self._pending = delivery.pending
+        self._settled = sequence
         self._expected += 1
         self._owed -= 1
         self._box.append(delivery)
@@ -203,9 +221,13 @@ class _Incarnation:
             last = headers.get("Nats-Last-Consumer")
             if last is not None and last.isdigit() and int(last) >= self._expected:
                 self._fail(f"consumer sequences {self._expected} to {last} never arrived")
+            else:
+                # How far the consumer has looked: what matched up to there came before this heartbeat.
+                scanned = headers.get("Nats-Last-Stream", "")
+                self._settled = max(self._settled, int(scanned) if scanned.isdigit() else 0)
             return
         description = headers.get("Description", "")
-        if status in ("404", "408") or (status == "409" and "exceeds maxbytes" in description.lower()):
+        if status in ("404", "408") or (status == "409" and description.lower().endswith(_REQUEST_OVER)):
             # That request is over; what it did not use is free again.
             left = headers.get("Nats-Pending-Messages", "")
             self._owed -= int(left) if left.isdigit() else 0
@@ -214,6 +236,11 @@ class _Incarnation:
         if status == "503":
             description = description or "consumer or stream is gone, or JetStream is not ready"
         self._fail(f"pull ended: {status} {description}".rstrip())
+
+    def settled_through(self) -> int | None:
+        if self._box or self._trouble is not None or self._pending > 0:
+            return None
+        return self._settled
 
     def _session_ended(self) -> None:
         self._fail(f"connection lost: {self._session.lost}")

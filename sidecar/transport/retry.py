@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from sidecar.transport.errors import ApiError, Unavailable
+from sidecar.transport.errors import ApiError, Denied, Unavailable
 
 _FIRST: Final = 0.02
 _LONGEST: Final = 2.0
@@ -26,14 +26,16 @@ def pause_seconds(failures: int, *, first: float = _FIRST, longest: float = _LON
 async def until_available(attempt: Callable[[], Awaitable[T]], *, patience: float) -> T:
     """Repeat while JetStream is unavailable, for ``patience`` seconds. Raises Unavailable then.
 
-    An error of JetStream's interface with status 503 or 408 counts as unavailable, any other is raised
-    as it is.
+    A denied subject is raised at once.     An error of JetStream's interface with status 503 or 408
+    counts as unavailable, any other is raised as it is.
     """
     began = time.monotonic()
     failures = 0
     while True:
         try:
             return await attempt()
+        except Denied:
+            raise
         except Unavailable as error:
             trouble = error
         except ApiError as error:

@@ -28,6 +28,7 @@ from nats.aio.msg import Msg
 from sidecar.transport.credentials import CredentialsFile
 from sidecar.transport.errors import (
     ApiError,
+    Denied,
     NoResponders,
     Refused,
     TimedOut,
@@ -190,6 +191,8 @@ class Session:
                 if attempt == 2:
                     raise Refused("JetStream is off on this server") from error
                 await anyio.sleep(0.3)
+            except Denied as error:
+                raise Refused(error.reason) from error
             except ApiError as error:
                 if error.err_code in _NO_JETSTREAM:
                     raise Refused(f"JetStream is off for this account: {error.description}") from error
@@ -259,9 +262,9 @@ class Session:
         if what == "subscription":
             if subject.startswith(self._inbox.lower()):
                 self._inbox_denied = f"no permission to subscribe to {self._inbox}.*"
-                self._fail_waiting(Refused(self._inbox_denied), None)
+                self._fail_waiting(Denied(self._inbox_denied), None)
             return
-        self._fail_waiting(Refused(f"no permission to publish to {subject}"), subject)
+        self._fail_waiting(Denied(f"no permission to publish to {subject}"), subject)
 
     async def _on_closed(self) -> None:
         error = self._client.last_error
@@ -338,10 +341,10 @@ class Session:
     ) -> Reply:
         """Publish and wait for one answer, ``timeout`` seconds at most.
 
-        Raises NoResponders, TimedOut, Unavailable, Refused when the subject is denied, TooLarge.
+        Raises NoResponders, TimedOut, Denied, Unavailable, TooLarge.
         """
         if self._inbox_denied is not None:
-            raise Refused(self._inbox_denied)
+            raise Denied(self._inbox_denied)
         self._sent += 1
         inbox = f"{self._inbox}.{self._sent}"
         future: asyncio.Future[Incoming | TransportError] = asyncio.get_running_loop().create_future()

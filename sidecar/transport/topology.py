@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from protocol import subjects
-from sidecar.transport.errors import ApiError, Refused
+from sidecar.transport.errors import ApiError, Denied, Refused
 from sidecar.transport.jetstream import Link
 from sidecar.transport.retry import until_available
 
@@ -88,7 +88,10 @@ async def ensure_streams(
         async def one(name: str = name, wanted: dict[str, Any] = wanted) -> dict[str, Any]:
             return await _ensure(link, name, wanted)
 
-        info = await until_available(one, patience=patience)
+        try:
+            info = await until_available(one, patience=patience)
+        except Denied as error:
+            raise Refused(f"stream {name}: {error.reason}") from error
         _check(name, wanted, info["config"])
         facts[name] = facts_of(info)
     return facts

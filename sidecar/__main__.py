@@ -1,0 +1,5 @@
+"""``python -m sidecar`` is ``watchkeeper``."""
+
+from sidecar.cli import main
+
+main()

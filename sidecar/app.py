@@ -1,0 +1,173 @@
+"""The composition root: the only place that builds the daemon's parts and decides how the process ends.
+
+Start: storage, broker, streams, admin port, lanes. Stop: not ready, lanes drain, storage closes. A
+second signal ends the drain at once; nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from protocol.errors import ExitCode
+from sidecar import admin
+from sidecar.config import Config, ConfigError, reload_rules
+from sidecar.embedded_nats import embedded_nats
+from sidecar.failures import explain
+from sidecar.health import Health, loop_monitor
+from sidecar.lane import LaneService
+from sidecar.metrics import Metrics
+from sidecar.runviews import run_views
+from sidecar.transport.errors import TransportError
+from sidecar.transport.jetstream import Link, LinkSettings
+from sidecar.transport.topology import ensure_streams
+from storage.store import Store
+
+log = structlog.get_logger(__name__)
+
+
+class Daemon:
+    """One running daemon. ``stop`` drains it; use ``running`` to have one for the length of a block."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.health = Health()
+        self.stop = anyio.Event()
+        self.lanes: list[LaneService] = []
+        self.listening: str = ""
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until ``stop`` is set and the drain is over; reports started once the first recovery is done.
+
+        Raises ``Refused``, ``StorageError``, ``OSError`` (address in use) in an exception group.
+        """
+        config = self.config
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(
+                Store.open(config.data_dir, on_beat=lambda: self.health.beat("writer"))
+            )
+            background = await stack.enter_async_context(anyio.create_task_group())
+            await background.start(store.run_writer)
+            background.start_soon(loop_monitor, self.health, self.metrics)
+            self.listening = await background.start(
+                admin.serve, admin.build(self.health, self.metrics, lambda: run_views(self.lanes)), config.admin.listen
+            )
+            link = Link(
+                LinkSettings(url=config.nats.url, creds=config.nats.creds, name="watchkeeper"), self._connected
+            )
+            await self._start(background, link)
+            if not self.stop.is_set():
+                await ensure_streams(link, replicas=config.nats.replicas)
+                owner = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+                async with anyio.create_task_group() as lanes:
+                    for lane in config.lanes:
+                        service = LaneService(
+                            config=config,
+                            link=link,
+                            store=store,
+                            metrics=self.metrics,
+                            health=self.health,
+                            lane=lane,
+                            owner=owner,
+                        )
+                        self.lanes.append(service)
+                        lanes.start_soon(service.run, self.stop)
+                    task_status.started()
+                    await self.stop.wait()
+                    self.health.set("drain", False, "draining")
+            background.cancel_scope.cancel()
+
+    async def _start(self, background: TaskGroup, link: Link) -> None:
+        """Connect, unless told to stop before the broker was ever reached."""
+        async with anyio.create_task_group() as starting:
+
+            async def give_up() -> None:
+                await self.stop.wait()
+                starting.cancel_scope.cancel()
+
+            starting.start_soon(give_up)
+            await background.start(link.run)
+            starting.cancel_scope.cancel()
+
+    def _connected(self, connected: bool, reason: str) -> None:
+        self.metrics.connected(connected)
+        self.health.set("nats", connected, reason)
+
+    def reload(self) -> None:
+        """Read mode and rules again (SIGHUP); a mistake keeps the old ones."""
+        try:
+            found = reload_rules(self.config, os.environ)
+        except ConfigError as error:
+            log.error("configuration not reloaded, the old one stays", problems=str(error))
+            return
+        self.config = found.config
+        for lane in self.lanes:
+            lane.config_changed(found.config)
+        log.info("rules reloaded", mode=found.config.mode, rules=len(found.config.rules), ignored=found.ignored)
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Daemon]:
+    """A daemon in this event loop; drains when the block ends."""
+    daemon = Daemon(config)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(daemon.run)
+        try:
+            yield daemon
+        finally:
+            daemon.stop.set()
+
+
+async def _signals(daemon: Daemon, scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        async for number in received:
+            if number == signal.SIGHUP:
+                daemon.reload()
+            elif daemon.stop.is_set():
+                log.warning("second signal: stopping without draining")
+                scope.cancel()
+            else:
+                log.info("draining", signal=signal.Signals(number).name)
+                daemon.stop.set()
+                scope.deadline = anyio.current_time() + daemon.config.drain.seconds + 5
+
+
+async def serve(config: Config, with_embedded_nats: bool = False) -> int:
+    """Run the daemon as the process's main job; returns the exit code and says why on the log."""
+    async with AsyncExitStack() as stack:
+        try:
+            if with_embedded_nats:
+                url = await stack.enter_async_context(embedded_nats(Path(config.data_dir) / "nats"))
+                config = replaced_url(config, url)
+                log.info("embedded nats-server", url=url)
+            daemon = Daemon(config)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_signals, daemon, tasks.cancel_scope)
+                await daemon.run()
+                tasks.cancel_scope.cancel()
+        except BaseException as error:
+            code, line = explain(error)
+            if code is None:
+                raise
+            log.error(line)
+            return int(code)
+    return int(ExitCode.CLEAN)
+
+
+def replaced_url(config: Config, url: str) -> Config:
+    """The configuration with another broker address."""
+    import msgspec
+
+    return msgspec.structs.replace(config, nats=msgspec.structs.replace(config.nats, url=url))
+
+
+_ = (Callable, TransportError)

@@ -1,0 +1,204 @@
+"""What a resume packet carries in its lists: operations, steps, records, messages, statements, recent lines.
+
+Each item is a piece that says whether it must stay and, if not, how early it goes. Ledger items come from the
+ledger, a summary's statements only from the summary, and neither becomes the other. Whether a piece fits is not
+decided here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from protocol.events import Settings
+from protocol.handoff import May, Recent
+from protocol.identifiers import parse_ref
+from protocol.state import StateCheckpoint
+from protocol.summary import Statement
+from sidecar.core.fitting import Piece, shorten
+from sidecar.core.protected import (
+    RestedOn,
+    artifact_fields,
+    decision_fields,
+    evidence_fields,
+    in_artifact_order,
+    operation_fields,
+)
+from sidecar.core.state import Artifact, Ledger, Operation, UserMessage
+
+KEPT_STEPS: Final = 20
+"""Newest completed steps and finished plan items that always stay; older ones only while there is room."""
+
+CANDIDATES: Final = 200
+"""Newest items of a kind that are considered where they need not stay; older ones are only counted."""
+
+SHORT_MESSAGE: Final = 200
+"""Characters shown of a user message that is given by reference."""
+
+_CHILD, _DECISION, _STEP, _RECORD, _MESSAGE, _SETTLED, _REJECTED, _SUMMARY, _RECENT = range(9)
+"""Ranks: the last goes first."""
+
+
+def may(settings: Settings, runs: Mapping[str, Ledger], run: str, operation: Operation, *, paused: bool) -> May:
+    """What may be done with an operation now; ``paused``: the verdict is ``pause``."""
+    if paused or not operation.live:
+        return "none"
+    if operation.state == "unknown":
+        return "reconcile"
+    if operation.state == "pending" or _own_call_open(runs[run], operation):
+        return "wait"
+    return _MAY.get(judged(settings, runs, run, operation), "none")
+
+
+def judged(settings: Settings, runs: Mapping[str, Ledger], run: str, operation: Operation) -> str:
+    approval = runs[run].items["approval"].get(operation.approval_id or "")
+    return "ok" if approval is None else f"approval_{approval.state}"
+
+
+_MAY: Final[dict[str, May]] = {"ok": "dispatch", "approval_granted": "dispatch", "approval_pending": "wait", "postponed": "wait", "policy_stale": "wait"}
+
+
+def operation_piece(operation: Operation, allowed: May) -> Piece:
+    """An operation that is not finally settled; by id."""
+    return Piece(slot="operations", order=(0, 0, operation.id), value=_operation(operation, allowed), required=True)
+
+
+def settled_operations(ledger: Ledger, left: Counter[str]) -> list[Piece]:
+    """Settled operations, newest first behind the others."""
+    settled = [item for item in ledger.items["operation"].values() if not item.live]
+    return [
+        Piece(slot="operations", order=(1, place, item.id), value=_operation(item, "none"), rank=_SETTLED)
+        for place, item in enumerate(_newest("operations", settled, left))
+    ]
+
+
+def steps(progress: Mapping[str, Any]) -> Iterator[Piece]:
+    """Completed steps and the plan, in their order; unfinished plan items always stay."""
+    for slot, items in (("completed", progress["completed"]), ("plan", progress["plan"])):
+        finished = 0
+        for index in reversed(range(len(items))):
+            item = items[index]
+            over = slot == "completed" or item["state"] in ("done", "dropped")
+            finished += over
+            yield Piece(
+                slot=slot, order=index, value=item, rank=_STEP, required=not over or finished <= KEPT_STEPS
+            )
+
+
+def records(ledger: Ledger, rested: RestedOn, left: Counter[str]) -> Iterator[Piece]:
+    """Children, decisions in force, artifacts and evidence; those something protected rests on always stay."""
+    children = sorted(ledger.active["child"].values(), key=lambda item: item.status != "running")
+    for child in children:
+        value = {"run": child.id, "task": child.task, "status": child.status}
+        yield Piece(slot="children", order=child.id, value=value, rank=_CHILD)
+    for decision in _newest("decisions", ledger.active["decision"].values(), left):
+        fields = decision_fields(decision)
+        rejected = fields.pop("rejected", None)
+        yield Piece(slot="decisions", order=decision.id, value=fields, rank=_DECISION)
+        if rejected is not None:
+            yield Piece(slot="rejected", order=decision.id, value=(decision.id, rejected), rank=_REJECTED)
+    place = {item.id: index for index, item in enumerate(in_artifact_order(ledger.items["artifact"].values()))}
+    for key in rested.artifacts:
+        artifact = ledger.items["artifact"][key]
+        yield Piece(slot="artifacts", order=place[key], value=artifact_fields(artifact), required=True)
+    others: Iterable[Artifact] = (
+        item for item in ledger.active["artifact"].values() if item.id not in rested.artifacts
+    )
+    for artifact in _newest("artifacts", others, left):
+        yield Piece(slot="artifacts", order=place[artifact.id], value=artifact_fields(artifact), rank=_RECORD)
+    for key in rested.evidence:
+        evidence = ledger.items["evidence"][key]
+        yield Piece(slot="evidence", order=key, value=evidence_fields(evidence), required=True)
+    told = (item for item in ledger.active["evidence"].values() if item.id not in rested.evidence)
+    for evidence in _newest("evidence", told, left):
+        yield Piece(slot="evidence", order=evidence.id, value=evidence_fields(evidence), rank=_RECORD)
+
+
+def user_messages(ledger: Ledger, user_tokens: int, left: Counter[str]) -> Iterator[Piece]:
+    """Earlier user messages within ``user_tokens`` (bytes / 4): the first, prohibitions and exact identifiers, others.
+
+    Messages of the current request are not repeated. What does not fit whole is shown by reference, else counted.
+    """
+    messages: list[UserMessage] = [
+        item for item in ledger.active["user"].values() if item.id not in ledger.active["request"]
+    ]
+    room = user_tokens * 4
+    for message in sorted(messages, key=lambda item: (-item.rank, -item.position)):
+        for text in (message.text, shorten(message.text, SHORT_MESSAGE, f"event:{message.id}")):
+            cost = len(text.encode("utf-8", "surrogatepass"))
+            if cost <= room:
+                room -= cost
+                value = {"event_id": message.id, "text": text}
+                yield Piece(slot="user_messages", order=message.position, value=value, rank=_MESSAGE)
+                break
+        else:
+            left["user_messages"] += 1
+
+
+def statements(
+    checkpoint: StateCheckpoint | None, dead: Callable[[str], bool], left: Counter[str]
+) -> Iterator[Piece]:
+    """The summary's statements without those whose refs are all dead; the oldest of a kind go first."""
+    if checkpoint is None:
+        return
+    summary = checkpoint.summary
+    kinds: tuple[tuple[str, Sequence[Statement]], ...] = (
+        ("summary.completed", summary.completed),
+        ("summary.observations", summary.observations),
+        ("summary.inferences", summary.inferences),
+    )
+    for slot, found in kinds:
+        for index in reversed(range(len(found))):
+            statement = found[index]
+            if statement.refs and all(dead(ref) for ref in statement.refs):
+                left["dead"] += 1
+            else:
+                yield Piece(slot=slot, order=index, value={"text": statement.text, "refs": list(statement.refs)}, rank=_SUMMARY)
+    if summary.narrative:
+        yield Piece(slot="summary.narrative", order=0, value=summary.narrative, rank=_SUMMARY)
+
+
+def recent(items: Sequence[Recent]) -> Iterator[Piece]:
+    """Recent lines; the oldest go first."""
+    for index in reversed(range(len(items))):
+        yield Piece(slot="recent", order=index, value={"text": items[index].text, "ref": items[index].ref}, rank=_RECENT)
+
+
+def is_dead(ledger: Ledger, ref: str) -> bool:
+    """Whether the ledger itself says that what a ref names holds no longer."""
+    try:
+        kind, name, run = parse_ref(ref)
+    except ValueError:
+        return False
+    if run is not None and run != ledger.head.run:
+        return False
+    if kind == "artifact":
+        versions = [item for item in ledger.items["artifact"].values() if name in (item.artifact_id, item.id)]
+        return bool(versions) and all(item.state == "withdrawn" for item in versions)
+    if kind not in ("decision", "constraint"):
+        return False
+    item = ledger.get(kind, name)
+    return item is not None and not item.live
+
+
+def _operation(operation: Operation, allowed: May) -> dict[str, Any]:
+    plain = operation_fields(operation)
+    fields = {name: plain.pop(name) for name in ("id", "kind", "idempotency_key", "state")} | {"may": allowed} | plain
+    if operation.receipt is not None:
+        fields["receipt"] = operation.receipt
+    return fields
+
+
+def _own_call_open(ledger: Ledger, operation: Operation) -> bool:
+    return any(
+        call.state == "open" and call.operation_id == operation.id for call in ledger.active["call"].values()
+    )
+
+
+def _newest(slot: str, items: Iterable[Any], left: Counter[str]) -> list[Any]:
+    """At most ``CANDIDATES`` items, newest first; the rest is counted as left out."""
+    found = list(items)
+    left[slot] += max(0, len(found) - CANDIDATES)
+    return heapq.nlargest(CANDIDATES, found, key=lambda item: (item.position, item.id))

@@ -1,0 +1,279 @@
+"""Where a run stands with its compactions: what is covered, what is awaited, what failed, what was said.
+
+The functions here note what happened; ``policy`` decides what happens next. Times are the caller's seconds. A
+``Course`` holds only plain values, so ``copy.copy`` is a true copy.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from sidecar.core.budget import Budget, BudgetSettings, Expected, Level, Observed, at_least, expect, level_of
+from sidecar.core.trimming import Cleared, Trimming
+
+DeferReason = Literal[
+    "no_boundary",
+    "in_flight",
+    "open_gap",
+    "artifact_unsaved",
+    "little_new",
+    "cool_down",
+    "breaker",
+    "not_applied",
+    "mode",
+]
+Trigger = Literal["threshold", "critical", "overflow", "requested", "model_changed"]
+
+UNAPPLIED_SAMPLES: Final = 3
+BACK_OFF_SECONDS: Final = (5.0, 20.0, 60.0)
+"""Wait after the first, second, … failure of one need; the last one repeats."""
+BREAKER_SECONDS: Final = 300.0
+GAIN_FLOOR: Final = 0.10
+"""Share of the range that a compaction must save at the very least."""
+_DROP_SHARE = 0.05
+"""Share of the usable window by which the figure must fall to count as a real change."""
+
+
+class Course(Struct, kw_only=True):
+    """Compaction state of one chain (live or shadow) of one run."""
+
+    checkpoint_version: int = 0
+    checkpoint_id: str = ""
+    covers_through: int = 0
+    trimmed_through: int = 0
+    packet_tokens: int = 0
+    """Of the newest committed packet."""
+    total_at_commit: int = 0
+    """The budget's running total (factors 1) at the newest commit."""
+    shadow_saved: int = 0
+    """Tokens that shadow compactions would have saved since the history was last really replaced."""
+
+    awaiting: Literal["", "compaction", "trim"] = ""
+    """What the agent has not taken up yet."""
+    samples_since_commit: int = 0
+    not_applied_said: bool = False
+
+    attempts: int = 0
+    failures: int = 0
+    retry_at: float | None = None
+    breaker_until: float | None = None
+    fallback_failed: bool = False
+
+    ineffective: str = ""
+    ineffective_window: int = 0
+    ineffective_used: int = 0
+    ineffective_total: int = 0
+
+    deferred: str = ""
+    deferred_at: int = 0
+    wanted_at: float | None = None
+    planned: str = ""
+    planned_at: int = 0
+    compactions: int = 0
+
+    @property
+    def awaiting_take_up(self) -> bool:
+        """A packet was committed and the agent's context does not show it yet."""
+        return self.awaiting != ""
+
+    @property
+    def not_applied(self) -> bool:
+        """The agent reported several requests without having taken the packet up."""
+        return self.awaiting_take_up and self.samples_since_commit >= UNAPPLIED_SAMPLES
+
+    @property
+    def attempt(self) -> int:
+        """Number of the next try of the present need, from 1."""
+        return self.failures + 1
+
+
+class Defer(Struct, frozen=True, kw_only=True):
+    """Compaction is wanted, and waits. ``changed``: not said yet. ``until``: ask again then (s)."""
+
+    reason: DeferReason
+    changed: bool
+    until: float | None = None
+
+
+class Ineffective(Struct, frozen=True, kw_only=True):
+    """No compaction can help now. ``fixed_cost``: what no compaction can shrink is too large alone;
+    ``recent_part``: what stays verbatim is; ``no_gain``: the range is too small to be worth it."""
+
+    reason: Literal["fixed_cost", "recent_part", "no_gain"]
+
+
+class Trim(Struct, frozen=True, kw_only=True):
+    """Clear these results, make no summary."""
+
+    through: int
+    cleared: tuple[Cleared, ...]
+    saved_tokens: int
+    projected: int
+    """The figure expected once it is taken up."""
+
+
+class Compact(Struct, frozen=True, kw_only=True):
+    """Cover ``first`` to ``through``. A rebuilt layer begins at 1 and uses no previous summary."""
+
+    first: int
+    through: int
+    event_id: str | None
+    trigger: Trigger
+    rebuild: bool
+    range_tokens: int
+    """What the newly covered part takes in the context, in the provider's tokens."""
+    kept_tokens: int
+    trimming: Trimming
+    missing_artifacts: tuple[str, ...] = ()
+
+
+def follow(course: Course, budget: Budget, observed: Observed, settings: BudgetSettings) -> bool:
+    """Note what an event did to the figure; true when ``not_applied`` has to be said now, once per packet."""
+    if observed.took_up:
+        course.awaiting = ""
+        course.samples_since_commit = 0
+        course.not_applied_said = False
+        course.shadow_saved = 0
+        course.planned = ""
+        course.wanted_at = None
+    elif observed.sampled and course.awaiting_take_up:
+        course.samples_since_commit += 1
+    if course.ineffective and really_changed(course, budget, settings):
+        course.ineffective = ""
+    if course.not_applied and not course.not_applied_said:
+        course.not_applied_said = True
+        return True
+    return False
+
+
+def committed(
+    course: Course,
+    budget: Budget,
+    plan: Compact,
+    *,
+    checkpoint_id: str,
+    live: bool,
+    packet_tokens: int = 0,
+    tail_tokens: int = 0,
+) -> None:
+    """A checkpoint was accepted. Live: the figure drops once the packet is taken up, by these tokens."""
+    course.checkpoint_version += 1
+    course.checkpoint_id = checkpoint_id
+    course.covers_through = plan.through
+    course.trimmed_through = max(course.trimmed_through, plan.trimming.through)
+    course.total_at_commit = budget.total.tokens
+    course.compactions += 1
+    course.failures = 0
+    course.retry_at = course.breaker_until = course.wanted_at = None
+    course.fallback_failed = False
+    course.ineffective = course.deferred = course.planned = ""
+    if live:
+        course.packet_tokens = packet_tokens
+        _await(course, "compaction")
+        expect(budget, packet_tokens=packet_tokens, tail_tokens=tail_tokens)
+    else:
+        course.shadow_saved += plan.range_tokens
+
+
+def trimmed(course: Course, budget: Budget, plan: Trim, *, live: bool = True) -> None:
+    """Results were cleared; live: the figure drops once the agent applies it."""
+    course.trimmed_through = max(course.trimmed_through, plan.through)
+    course.planned = course.deferred = ""
+    course.wanted_at = None
+    if live:
+        _await(course, "trim")
+        left = max(0, budget.used() - budget.fixed - plan.saved_tokens)
+        budget.expected = Expected(left, budget.total)
+    else:
+        course.shadow_saved += plan.saved_tokens
+
+
+def failed(course: Course, reason: str, *, now: float, settings: BudgetSettings) -> bool:
+    """An attempt failed or its candidate was rejected; true when the breaker opened by it.
+
+    ``interrupted`` ones do not count. While the breaker is open it is the fallback that failed.
+    """
+    course.planned = ""
+    if reason == "interrupted":
+        return False
+    course.failures += 1
+    if course.breaker_until is not None:
+        course.fallback_failed = True
+        return False
+    if course.failures >= settings.max_attempts:
+        course.breaker_until = now + BREAKER_SECONDS
+        course.retry_at = None
+        return True
+    course.retry_at = now + BACK_OFF_SECONDS[min(course.failures, len(BACK_OFF_SECONDS)) - 1]
+    return False
+
+
+def given_up(course: Course) -> None:
+    """A prepared plan came to nothing (stale, not stored, stopped): plan again at the next occasion."""
+    course.planned = ""
+
+
+def falls_back(course: Course, settings: BudgetSettings, *, now: float) -> bool:
+    """Whether an attempt made now is the fallback's: the breaker is open, and it did not fail either."""
+    return (
+        course.breaker_until is not None
+        and now < course.breaker_until
+        and settings.fallback
+        and not course.fallback_failed
+    )
+
+
+def mark_ineffective(course: Course, budget: Budget, reason: str, *, position: int) -> None:
+    """Compaction cannot help: stop until window, figure or material really change."""
+    course.ineffective = reason
+    course.ineffective_window = budget.window
+    course.ineffective_used = budget.used()
+    course.ineffective_total = budget.total.tokens
+    course.deferred = ""
+    course.deferred_at = position
+
+
+def really_changed(course: Course, budget: Budget, settings: BudgetSettings) -> bool:
+    """Whether something moved since compaction was found to be ineffective that may make it worth while."""
+    usable = budget.usable(settings)
+    material = max(keep_recent(budget, settings), usable // 10)
+    return (
+        budget.window != course.ineffective_window
+        or not at_least(budget.level, "compact")
+        or budget.used() <= course.ineffective_used - _DROP_SHARE * usable
+        or budget.total.tokens - course.ineffective_total >= material
+    )
+
+
+def gains(used_before: int, used_after: int, plan: Compact, settings: BudgetSettings) -> bool:
+    """Whether what was really built keeps the hard floor: smaller, by at least a tenth of the range.
+
+    The larger default (``min_gain`` of what is used) was asked for when planning.
+    """
+    saved = used_before - used_after
+    return saved > 0 and saved >= GAIN_FLOOR * plan.range_tokens
+
+
+def keep_recent(budget: Budget, settings: BudgetSettings) -> int:
+    """Tokens of the recent part: the smaller of the setting and a tenth of the window."""
+    return min(settings.keep_recent_tokens, budget.window // 10)
+
+
+def _await(course: Course, what: Literal["compaction", "trim"]) -> None:
+    course.awaiting = what
+    course.samples_since_commit = 0
+    course.not_applied_said = False
+
+
+def used_tokens(budget: Budget, course: Course) -> int:
+    """The figure; in shadow, what it would be had the compactions been real."""
+    return max(0, budget.used() - course.shadow_saved)
+
+
+def level_now(budget: Budget, course: Course, settings: BudgetSettings) -> Level:
+    """The run's level; in shadow, the one it would have had."""
+    if not course.shadow_saved:
+        return budget.level
+    return level_of(used_tokens(budget, course), budget.usable(settings), "ok", settings)

@@ -1,0 +1,120 @@
+"""Short, single-line pieces of recorded text: cut at words, cleaned of what hides or breaks a line.
+
+Pieces are for quoting. Nothing here decides what a text means, and nothing is repaired: a piece is a part of
+the text, with white space collapsed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from protocol.codec import canonical
+from protocol.content import Content, DataPart, ImagePart, ReasoningPart, TextPart
+
+NOTE_CHARS: Final = 160
+"""Longest quoted line."""
+_LINE_CHARS = 2_000
+_LINES_LOOKED_AT = 4_000
+
+_HIDDEN = re.compile(
+    "[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+    "\ufff0-\uffff\ud800-\udfff\U000e0000-\U000e0fff]+"
+)
+_ERROR = re.compile(
+    r"\b(?:\w*error|\w*exception|failed|failure|fatal|panic(?:ked)?|denied|refused|not found|no such|cannot"
+    r"|unable|timed out|traceback|abort(?:ed)?|killed)\b",
+    re.IGNORECASE,
+)
+_TRACEBACK_HEAD = "Traceback (most recent call last)"
+_SENTENCE_END = re.compile(r"[.!?…。！？](?=[\s\"')\]]|$)")
+
+
+def plain(text: str) -> str:
+    """The text on one line: hidden characters and white space become single blanks."""
+    return " ".join(_HIDDEN.sub(" ", text).split())
+
+
+def clip(text: str, limit: int) -> str:
+    """At most ``limit`` characters of a one-line text, whole words only; ``…`` shows that some is left out.
+
+    A word that does not fit is left out rather than cut, so that no figure, path or name changes.
+    """
+    if len(text) <= limit:
+        return text
+    room = text[: max(0, limit - 1)]
+    end = room.rfind(" ") if not text[max(0, limit - 1)].isspace() else len(room)
+    return f"{room[:end].rstrip()} …".lstrip() if end > 0 else "…"
+
+
+def content_text(content: Content) -> str:
+    """What a person reads of a content: text, data as canonical JSON, images by name; reasoning stays out."""
+    if isinstance(content, str):
+        return content
+    pieces: list[str] = []
+    for part in content:
+        match part:
+            case TextPart():
+                pieces.append(part.text)
+            case DataPart():
+                pieces.append(canonical(part.value).decode())
+            case ImagePart():
+                pieces.append(f"[image {part.media_type}]")
+            case ReasoningPart():
+                pass
+    return "\n".join(pieces)
+
+
+def error_line(text: str, limit: int = NOTE_CHARS) -> str:
+    """The first line that tells of an error, else the first line that is not empty; clipped."""
+    first = ""
+    for line in _lines(text):
+        if not first:
+            first = line
+        if _ERROR.search(line) and not line.startswith(_TRACEBACK_HEAD):
+            return clip(line, limit)
+    return clip(first, limit)
+
+
+def last_line(text: str, limit: int = NOTE_CHARS) -> str:
+    """The last line that is not empty, clipped."""
+    tail = text[-_LINE_CHARS:]
+    found = ""
+    for line in tail.splitlines():
+        found = plain(line) or found
+    return clip(found, limit)
+
+
+def only_line(text: str, limit: int = NOTE_CHARS) -> str | None:
+    """The text if it is one short line, else None."""
+    stripped = text.strip()
+    if not stripped or len(stripped) > limit or len(stripped.splitlines()) > 1:
+        return None
+    return plain(stripped)
+
+
+def first_sentence(text: str, limit: int = NOTE_CHARS) -> str:
+    """The beginning of a text up to the end of its first sentence or line, clipped."""
+    for line in _lines(text):
+        found = _SENTENCE_END.search(line)
+        return clip(line[: found.end()] if found is not None else line, limit)
+    return ""
+
+
+def cut_at_sentence(text: str, limit: int) -> str:
+    """At most ``limit`` characters, ended after a whole sentence; nothing if not even one fits."""
+    if len(text) <= limit:
+        return text
+    end = 0
+    for match in _SENTENCE_END.finditer(text, 0, limit):
+        end = match.end()
+    return text[:end]
+
+
+def _lines(text: str) -> list[str]:
+    found: list[str] = []
+    for line in text.splitlines()[:_LINES_LOOKED_AT]:
+        cleaned = plain(line[:_LINE_CHARS])
+        if cleaned:
+            found.append(cleaned)
+    return found

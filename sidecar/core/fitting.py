@@ -1,0 +1,312 @@
+"""Making a resume packet fit: what is left out, what is shortened, and from where on it must be announced.
+
+The measure of a packet is the bytes of its JSON with ``text`` and without ``cleared`` (which is for the agent's
+program and never enters a context), divided by four; the measure of what it occupies in a model's context is the
+bytes of ``text``, divided by four. Nothing that is protected is ever dropped to fit a budget; only where even the
+broker would refuse the message do the longest lists of a *pausing* packet become counts. It renders and measures and
+knows no ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, NamedTuple
+
+from msgspec import Struct
+
+from protocol.codec import encode
+from sidecar.core.text import render_fields
+
+Choice = Literal["reduced", "postpone", "pause"]
+
+MAX_WIRE_BYTES: Final = 950_000
+"""Bound of a packet's JSON: the broker's usual 1 MiB with room for headers."""
+
+LEFT_OUT: Final[dict[str, tuple[str, str]]] = {
+    "children": ("reference", "children: ask.search types child.spawned"),
+    "decisions": ("reference", "decisions: ask.fetch decision:<id>"),
+    "rejected": ("reference", "rejected alternatives: ask.fetch decision:<id>"),
+    "completed": ("reference", "older completed steps: ask.search types step.changed"),
+    "plan": ("drop", "finished plan items"),
+    "artifacts": ("reference", "artifacts: ask.fetch artifact:<id>"),
+    "evidence": ("reference", "evidence: ask.fetch evidence:<id>"),
+    "user_messages": ("reference", "earlier user messages: ask.search types message"),
+    "operations": ("settled", "settled operations: ask.fetch operation:<id>, or authorize by kind and key"),
+    "summary.completed": ("summarise", "completed steps of the summary"),
+    "summary.observations": ("summarise", "observations of the summary"),
+    "summary.inferences": ("summarise", "inferences of the summary"),
+    "summary.narrative": ("summarise", "narrative of the summary"),
+    "recent": ("reference", "recent items: ask.fetch by ref"),
+    "dead": ("drop", "statements of the summary about what no longer holds"),
+    "wire": ("reference", "items beyond the message limit: ask.fetch by ref"),
+}
+"""Slot → class and way back, as ``omitted`` tells it."""
+
+_REFS: Final = {
+    "constraints": ("constraint", "id"),
+    "current_request": ("event", "event_id"),
+    "user_messages": ("event", "event_id"),
+    "questions": ("question", "id"),
+    "operations": ("operation", "id"),
+    "approvals": ("approval", "id"),
+    "decisions": ("decision", "id"),
+    "artifacts": ("artifact", "id"),
+    "evidence": ("evidence", "id"),
+}
+_EXACT: Final = frozenset({"id", "event_id", "call_id", "run", "sha256", "payload_digest", "digest"})
+"""Bounded by the protocol, and useless when cut."""
+
+_RUNGS: Final[tuple[tuple[int, int | None], ...]] = (
+    (1024, None),
+    (256, None),
+    (128, None),
+    (128, 1024),
+    (128, 256),
+    (64, 64),
+)
+"""Longest text in characters left standing: of the rest, and of what binds (goal, constraints, approvals, operations).
+What binds is shortened last."""
+
+_MARGIN: Final = 64
+"""A text is shortened only when that saves more than the marker costs."""
+
+_COMBINING: Final = frozenset(map(chr, (*range(0x300, 0x370), *range(0xFE00, 0xFE10), 0x200D, 0x20E3)))
+
+
+class Piece(Struct, frozen=True, kw_only=True):
+    """One item of a list of the packet. ``order`` sorts it within its slot; ``required``: never left out.
+
+    Of two others the one of higher ``rank`` is left out first, and of one rank the later one.
+    """
+
+    slot: str
+    order: Any
+    value: Any
+    rank: int = 0
+    required: bool = False
+
+
+class Contents(NamedTuple):
+    """All fields of a packet with empty lists, and what fills these."""
+
+    frame: dict[str, Any]
+    pieces: list[Piece]
+
+
+class Bounds(NamedTuple):
+    """``packet_tokens`` bounds the packet while all is well, a quarter of ``usable`` its text in a reduced one."""
+
+    packet_tokens: int
+    usable: int
+    wire_bytes: int = MAX_WIRE_BYTES
+
+
+class Fitted(NamedTuple):
+    fields: dict[str, Any]
+    choice: Choice | None
+    tokens: int
+    text_tokens: int
+
+
+class _Size(NamedTuple):
+    measured: int
+    text: int
+    wire: int
+
+    @property
+    def tokens(self) -> int:
+        return -(-self.measured // 4)
+
+    @property
+    def text_tokens(self) -> int:
+        return -(-self.text // 4)
+
+
+def fit(contents: Callable[[Choice | None], Contents], left: Counter[str], bounds: Bounds) -> Fitted:
+    """The packet's fields within ``bounds``, ``text`` included.
+
+    ``contents`` gives them as they are under a choice; ``left`` counts, by slot, what was left out before. In order:
+    everything; fewer of what is not required; shortened texts (``reduced``, text under a quarter of usable);
+    ``postpone`` (under a half); ``pause``.
+    """
+    whole = contents(None)
+    fields = _assemble(whole.frame, whole.pieces, left)
+    size = _measure(fields)
+    if _within(size, bounds):
+        return _done(fields, None, size)
+    optional = sorted((piece for piece in whole.pieces if not piece.required), key=lambda piece: piece.rank)
+    without = left + Counter(piece.slot for piece in optional)
+    fields = _bare(whole, without)
+    size = _measure(fields)
+    if _within(size, bounds):
+        return _with_optional(whole, optional, left, bounds, fields, size)
+    reduced = _bare(contents("reduced"), without)
+    for rest, firm in _RUNGS:
+        fields = _shortened(reduced, rest, firm)
+        size = _measure(fields)
+        if size.text_tokens * 4 <= bounds.usable and size.wire <= bounds.wire_bytes:
+            return _done(fields, "reduced", size)
+    fields = _shortened(_bare(contents("postpone"), without), *_RUNGS[-1])
+    size = _measure(fields)
+    if size.text_tokens * 2 <= bounds.usable and size.wire <= bounds.wire_bytes:
+        return _done(fields, "postpone", size)
+    return _pausing(_shortened(_bare(contents("pause"), without), *_RUNGS[-1]), bounds)
+
+
+def shorten(text: str, limit: int, ref: str | None) -> str:
+    """At most ``limit`` characters of ``text`` and a marker with its length in bytes and where the whole is.
+
+    Cut between characters, never before a combining one; returned whole when that would save nothing.
+    """
+    if len(text) <= limit + _MARGIN:
+        return text
+    cut = limit
+    while cut and (text[cut] in _COMBINING or text[cut - 1] == "\u200d"):
+        cut -= 1
+    where = f"ref {ref}" if ref is not None else "whole by ask.search"
+    return f"{text[:cut]}… [{len(text.encode('utf-8', 'surrogatepass'))} bytes, {where}]"
+
+
+def _with_optional(
+    contents: Contents, optional: list[Piece], left: Counter[str], bounds: Bounds, fields: dict[str, Any], size: _Size
+) -> Fitted:
+    """The longest beginning of the optional pieces that fits; ``fields`` has none of them and does fit."""
+    required = [piece for piece in contents.pieces if piece.required]
+    # One that alone would fill half of the packet must not keep all behind it out.
+    ordered = sorted(optional, key=lambda piece: len(encode(piece.value)) > bounds.packet_tokens)
+    fits, over = 0, len(ordered)
+    while over - fits > 1:
+        count = (fits + over) // 2
+        missing = Counter(piece.slot for piece in ordered[count:])
+        tried = _assemble(contents.frame, required + ordered[:count], left + missing)
+        weighed = _measure(tried)
+        if _within(weighed, bounds):
+            fits, fields, size = count, tried, weighed
+        else:
+            over = count
+    return _done(fields, None, size)
+
+
+def _within(size: _Size, bounds: Bounds) -> bool:
+    return (
+        size.tokens <= bounds.packet_tokens
+        and (bounds.usable <= 0 or size.text_tokens <= bounds.usable // 4)
+        and size.wire <= bounds.wire_bytes
+    )
+
+
+def _done(fields: dict[str, Any], choice: Choice | None, size: _Size) -> Fitted:
+    fields["budget"] = fields["budget"] | {"packet_tokens": size.tokens}
+    return Fitted(fields, choice, size.tokens, size.text_tokens)
+
+
+def _measure(fields: dict[str, Any]) -> _Size:
+    """Renders ``text`` into the fields and weighs them."""
+    fields["text"] = render_fields(fields)
+    wire = len(encode(fields))
+    return _Size(wire - len(encode(fields["cleared"])), len(fields["text"].encode("utf-8", "replace")), wire)
+
+
+def _assemble(frame: dict[str, Any], pieces: Iterable[Piece], left: Counter[str]) -> dict[str, Any]:
+    """The frame with its lists filled and ``omitted`` counted."""
+    slots: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        slots.setdefault(piece.slot, []).append(piece)
+    values = {
+        slot: [piece.value for piece in sorted(found, key=lambda piece: piece.order)] for slot, found in slots.items()
+    }
+    fields = dict(frame)
+    fields["task"] = frame["task"] | {"user_messages": values.get("user_messages", [])}
+    fields["progress"] = frame["progress"] | {name: values.get(name, []) for name in ("completed", "plan")}
+    for name in ("operations", "artifacts", "evidence", "children", "recent"):
+        fields[name] = values.get(name, [])
+    rejected = dict(values.get("rejected", []))
+    fields["decisions"] = [
+        item | {"rejected": rejected[item["id"]]} if item["id"] in rejected else item
+        for item in values.get("decisions", [])
+    ]
+    fields["summary"] = {
+        name: values.get(f"summary.{name}", []) for name in ("completed", "observations", "inferences")
+    } | {"narrative": "".join(values.get("summary.narrative", []))}
+    fields["omitted"] = _omitted(left)
+    return fields
+
+
+def _bare(contents: Contents, left: Counter[str]) -> dict[str, Any]:
+    return _assemble(contents.frame, [piece for piece in contents.pieces if piece.required], left)
+
+
+def _omitted(left: Counter[str]) -> list[dict[str, Any]]:
+    return [
+        {"class": kind, "count": left[slot], "how": how} for slot, (kind, how) in LEFT_OUT.items() if left[slot] > 0
+    ]
+
+
+def _shortened(fields: dict[str, Any], rest: int, firm: int | None) -> dict[str, Any]:
+    """A copy whose long texts are cut to ``rest`` characters, those of what binds to ``firm``."""
+    short = dict(fields)
+    task = fields["task"]
+    short["task"] = {
+        "goal": _cut(task["goal"], firm, None),
+        "done_when": _cut(task["done_when"], firm, None),
+        "scope": _cut(task["scope"], firm, None),
+        "constraints": _cut_items("constraints", task["constraints"], firm),
+        "current_request": _cut_items("current_request", task["current_request"], rest),
+        "user_messages": _cut_items("user_messages", task["user_messages"], rest),
+    }
+    for name in ("inputs", "policy", "parent", "allowed_tools", "required_artifacts", "granted_refs"):
+        if name in fields:
+            short[name] = _cut(fields[name], firm, None)
+    for name in ("operations", "approvals"):
+        short[name] = _cut_items(name, fields[name], firm)
+    for name in ("questions", "decisions", "artifacts", "evidence"):
+        short[name] = _cut_items(name, fields[name], rest)
+    for name in ("blockers", "progress", "children", "open_calls", "abandoned_calls", "contradictions", "cleared"):
+        short[name] = _cut(fields[name], rest, None)
+    return short
+
+
+def _cut_items(slot: str, items: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+    kind, key = _REFS[slot]
+    return [_cut(item, limit, f"{kind}:{item[key]}") for item in items]
+
+
+def _cut(value: Any, limit: int | None, ref: str | None) -> Any:
+    """Every long string of the value shortened; ids and digests stay."""
+    if limit is None:
+        return value
+    if isinstance(value, str):
+        return shorten(value, limit, ref)
+    if isinstance(value, list):
+        return [_cut(item, limit, ref) for item in value]
+    if isinstance(value, dict):
+        return {name: item if name in _EXACT else _cut(item, limit, ref) for name, item in value.items()}
+    return value
+
+
+def _pausing(fields: dict[str, Any], bounds: Bounds) -> Fitted:
+    """A packet that says stop. Beyond the wire's limit its longest lists are halved until it can be sent."""
+    size = _measure(fields)
+    beyond = 0
+    while size.wire > bounds.wire_bytes:
+        holder, name = max(_lists(fields), key=lambda place: len(encode(place[0][place[1]])))
+        whole = holder[name]
+        holder[name] = whole[: len(whole) // 2]
+        beyond += len(whole) - len(holder[name])
+        kind, how = LEFT_OUT["wire"]
+        fields["omitted"] = [item for item in fields["omitted"] if item["how"] != how]
+        fields["omitted"].append({"class": kind, "count": beyond, "how": how})
+        size = _measure(fields)
+    return _done(fields, "pause", size)
+
+
+def _lists(fields: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Every non-empty list of the packet, by its holder; holders are copies of this packet's own."""
+    holders = [fields, fields["task"], fields["progress"]]
+    return [
+        (holder, name)
+        for holder in holders
+        for name, value in holder.items()
+        if isinstance(value, list) and value and name != "omitted"
+    ]

@@ -1,0 +1,118 @@
+"""Where a ledger's items are found by something other than their id.
+
+Derived from the items alone and never stored: built anew from them it is the same. It keeps the cost of
+a message and of a judgement independent of how long the run is. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sidecar.core.state import Approval, Artifact, Call, Operation
+
+_INDEXED = ("operation", "approval", "artifact", "call")
+
+
+class Index:
+    """Secondary keys of operations, approvals, artifacts and calls."""
+
+    __slots__ = ("approvals_of_kind", "approvals_of_operation", "by_key", "current", "open_calls", "requests",
+                 "sizes", "unsettled")
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, tuple[str, ...]] = {}
+        """Idempotency key → ids of operations."""
+        self.requests: dict[str, str] = {}
+        """Request of ``authorize`` → the operation it reserved."""
+        self.unsettled: set[str] = set()
+        """Operations pending or unknown."""
+        self.approvals_of_operation: dict[str, tuple[int, str]] = {}
+        """Operation → (position, id) of the newest approval that names it, whatever its state."""
+        self.approvals_of_kind: dict[str, tuple[int, str]] = {}
+        """Action → (position, id) of the newest approval for it that names no operation."""
+        self.current: dict[str, tuple[int, str]] = {}
+        """Artifact id → (position, key) of its newest saved version."""
+        self.open_calls: dict[str, tuple[str, ...]] = {}
+        """Call id → event ids of its open calls."""
+        self.sizes: dict[str, int] = dict.fromkeys(_INDEXED, 0)
+
+    @classmethod
+    def of(cls, items: Mapping[str, Mapping[str, Any]]) -> Index:
+        """The index of these items."""
+        index = cls()
+        for kind in _INDEXED:
+            for item in items[kind].values():
+                index.note(kind, None, item)
+        return index
+
+    def covers(self, items: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Whether every indexed item went through ``note``; false where items were put in by other ways."""
+        return all(self.sizes[kind] == len(items[kind]) for kind in _INDEXED)
+
+    def copy(self) -> Index:
+        twin = Index()
+        twin.by_key = dict(self.by_key)
+        twin.requests = dict(self.requests)
+        twin.unsettled = set(self.unsettled)
+        twin.approvals_of_operation = dict(self.approvals_of_operation)
+        twin.approvals_of_kind = dict(self.approvals_of_kind)
+        twin.current = dict(self.current)
+        twin.open_calls = dict(self.open_calls)
+        twin.sizes = dict(self.sizes)
+        return twin
+
+    def note(self, kind: str, old: Any, new: Any) -> None:
+        """An item takes the place of ``old``; None: there was none, or there is none any more."""
+        if kind not in self.sizes:
+            return
+        self.sizes[kind] += (new is not None) - (old is not None)
+        if kind == "operation":
+            self._operation(old, new)
+        elif kind == "approval":
+            self._approval(new)
+        elif kind == "artifact":
+            self._artifact(old, new)
+        else:
+            self._call(old, new)
+
+    def _operation(self, old: Operation | None, new: Operation | None) -> None:
+        if new is None:
+            return  # operations are never dropped
+        key = new.idempotency_key
+        if key is not None and (old is None or old.idempotency_key != key):
+            self.by_key[key] = (*self.by_key.get(key, ()), new.id)
+        if new.request_id is not None:
+            self.requests[new.request_id] = new.id
+        if new.state in ("pending", "unknown"):
+            self.unsettled.add(new.id)
+        else:
+            self.unsettled.discard(new.id)
+
+    def _approval(self, new: Approval | None) -> None:
+        if new is None:
+            return  # nor are approvals
+        newest = (new.position, new.id)
+        if new.operation_id is not None:
+            table, name = self.approvals_of_operation, new.operation_id
+        else:
+            table, name = self.approvals_of_kind, new.action
+        table[name] = max(newest, table.get(name, newest))
+
+    def _artifact(self, old: Artifact | None, new: Artifact | None) -> None:
+        if old is not None and self.current.get(old.artifact_id) == (old.position, old.id):
+            del self.current[old.artifact_id]
+        if new is not None and new.state == "saved":
+            newest = (new.position, new.id)
+            self.current[new.artifact_id] = max(newest, self.current.get(new.artifact_id, newest))
+
+    def _call(self, old: Call | None, new: Call | None) -> None:
+        if old is not None and old.state == "open":
+            left = tuple(key for key in self.open_calls.get(old.call_id, ()) if key != old.id)
+            if left:
+                self.open_calls[old.call_id] = left
+            else:
+                self.open_calls.pop(old.call_id, None)
+        if new is not None and new.state == "open":
+            self.open_calls[new.call_id] = (*self.open_calls.get(new.call_id, ()), new.id)

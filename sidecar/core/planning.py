@@ -1,0 +1,287 @@
+"""What to do about a tail that has grown too large: clear results, compact up to where, wait, or give up.
+
+One decision from figures computed once. Reads only; no clock, no storage, no summariser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from protocol.content import ImagePart
+from protocol.events import (
+    ApprovalRequested,
+    DecisionMade,
+    Event,
+    EvidenceRecorded,
+    Message,
+    OperationReconciled,
+    StepChanged,
+    ToolReturned,
+)
+from protocol.identifiers import parse_ref
+from sidecar.core.boundary import Cut, NoCut, TailItem, choose_cut
+from sidecar.core.budget import HYSTERESIS, Budget, BudgetSettings, at_least
+from sidecar.core.course import (
+    GAIN_FLOOR,
+    Compact,
+    Course,
+    Defer,
+    DeferReason,
+    Ineffective,
+    Trigger,
+    Trim,
+    keep_recent,
+    level_now,
+    used_tokens,
+)
+from sidecar.core.state import Ledger
+from sidecar.core.trimming import REFERENCE_TOKENS, Trimming, trim_plan
+
+Plan = Trim | Compact | Defer | Ineffective
+
+_TRIM_LEAST = 0.02
+"""Share of the usable window that clearing results must save to be worth a packet of its own."""
+_CRITICAL_LEAST = 0.10
+"""Share of what is used that a compaction must win at ``critical`` when it does not get below ``compact``."""
+_PACKET_SHARE = 4
+"""A summary is expected to take at most this part of its range."""
+
+
+def plan(
+    items: Sequence[TailItem],
+    ledger: Ledger,
+    budget: Budget,
+    course: Course,
+    settings: BudgetSettings,
+    *,
+    trigger: str = "threshold",
+    now: float = 0.0,
+) -> Plan:
+    """What to do about this tail. Reads only; the same arguments give the same plan whatever ``now`` is.
+
+    ``items``: every message of ``event`` and ``authority`` after ``course.covers_through``, ascending.
+    """
+    return _Planner(items, ledger, budget, course, settings, trigger).plan()
+
+
+class _Planner:
+    """The figures of one decision, computed once."""
+
+    def __init__(
+        self,
+        items: Sequence[TailItem],
+        ledger: Ledger,
+        budget: Budget,
+        course: Course,
+        settings: BudgetSettings,
+        trigger: str,
+    ) -> None:
+        self.items = items
+        self.ledger = ledger
+        self.budget = budget
+        self.course = course
+        self.settings = settings
+        self.requested = trigger == "requested"
+        self.trigger: Trigger = _trigger(trigger)
+        self.used = used_tokens(budget, course)
+        self.usable = budget.usable(settings)
+        self.critical = at_least(level_now(budget, course, settings), "critical")
+        self.keep = keep_recent(budget, settings)
+        self.scale = budget.scale()
+        self.target = settings.compact_at * self.usable
+
+    def plan(self) -> Plan:
+        trimming = self._trimming(inside=False)
+        enough = self.used - self._scaled(trimming.saved_tokens) < self.target - HYSTERESIS * self.usable
+        if enough and not self.requested and self._worth(trimming):
+            return self._trim(trimming)
+        cut = choose_cut(
+            self.items,
+            keep_recent=self.keep,
+            critical=self.critical,
+            open_calls=open_calls(self.ledger),
+            open_gap_from=gap_position(self.items, self.ledger),
+        )
+        if isinstance(cut, NoCut):
+            return self._no_cut(cut)
+        return self._weigh(cut, trimming)
+
+    def _weigh(self, cut: Cut, trimming: Trimming) -> Plan:
+        missing = missing_artifacts(self.items, self.ledger, cut.through)
+        if missing and not self.critical:
+            return self._defer("artifact_unsaved")
+        range_tokens = min(self.used, self._in_context(cut.through))
+        packet = min(self.settings.packet_tokens, range_tokens // _PACKET_SHARE)
+        gain = range_tokens - packet + (0 if self.course.awaiting_take_up else self.course.packet_tokens)
+        compact = Compact(
+            first=1 if self._rebuild() else self.course.covers_through + 1,
+            through=cut.through,
+            event_id=cut.event_id,
+            trigger=self.trigger,
+            rebuild=self._rebuild(),
+            range_tokens=range_tokens,
+            kept_tokens=self._scaled(cut.kept),
+            trimming=trimming,
+            missing_artifacts=missing,
+        )
+        floor = gain > 0 and gain >= GAIN_FLOOR * range_tokens
+        if floor and (self.requested or gain >= self.settings.min_gain * self.used):
+            return compact
+        if self.requested:
+            return self._defer("little_new")
+        if floor and self.critical and gain >= _CRITICAL_LEAST * self.used:
+            return compact
+        if self.used - gain < self.target:
+            if floor and self.critical:
+                return compact
+            return self._too_little()
+        return self._last_resort()
+
+    def _no_cut(self, cut: NoCut) -> Plan:
+        if cut.reason == "little_new" and not self.requested:
+            everything = self._scaled(sum(item.tokens for item in self.items))
+            if self.used - everything >= self.target:
+                return self._last_resort()
+        if cut.reason == "no_boundary" and self.critical:
+            deep = self._trimming(inside=True)
+            if self._worth(deep):
+                return self._trim(deep)
+        return self._defer(cut.reason)
+
+    def _too_little(self) -> Plan:
+        """More material will come, and then the same cut is worth more."""
+        return self._defer("no_boundary" if open_calls(self.ledger) and self.critical else "little_new")
+
+    def _last_resort(self) -> Plan:
+        """Even without the whole range the run stays above the threshold."""
+        if self.critical:
+            if open_calls(self.ledger):
+                deep = self._trimming(inside=True)
+                return self._trim(deep) if self._worth(deep) else self._defer("no_boundary")
+            deep = self._trimming(inside=True)
+            if self._worth(deep):
+                return self._trim(deep)
+        everything = self._scaled(sum(item.tokens for item in self.items))
+        if self.used - min(self.used, everything) >= self.target:
+            return Ineffective(reason="fixed_cost")
+        if everything > self._scaled(self.keep):
+            return Ineffective(reason="recent_part")
+        return Ineffective(reason="no_gain")
+
+    def _trimming(self, *, inside: bool) -> Trimming:
+        return trim_plan(
+            self.items,
+            keep_recent=self.keep,
+            result_tokens=self.settings.result_tokens,
+            trimmed_through=self.course.trimmed_through,
+            inside=inside,
+        )
+
+    def _trim(self, trimming: Trimming) -> Trim:
+        saved = self._scaled(trimming.saved_tokens)
+        return Trim(
+            through=trimming.through,
+            cleared=trimming.cleared,
+            saved_tokens=saved,
+            projected=max(0, self.used - saved),
+        )
+
+    def _worth(self, trimming: Trimming) -> bool:
+        return bool(trimming.cleared) and self._scaled(trimming.saved_tokens) >= _TRIM_LEAST * self.usable
+
+    def _in_context(self, through: int) -> int:
+        """What the range takes now: results cleared before are references."""
+        tokens = 0
+        for item in self.items:
+            if item.position > through:
+                break
+            cleared = (
+                item.position <= self.course.trimmed_through
+                and item.tokens > self.settings.result_tokens
+                and isinstance(item.event, ToolReturned)
+            )
+            tokens += REFERENCE_TOKENS if cleared else item.tokens
+        return self._scaled(tokens)
+
+    def _rebuild(self) -> bool:
+        every, version = self.settings.rebuild_every, self.course.checkpoint_version + 1
+        return every > 0 and version > 1 and version % every == 0
+
+    def _scaled(self, tokens: int) -> int:
+        return round(tokens * self.scale)
+
+    def _defer(self, reason: DeferReason) -> Defer:
+        return Defer(reason=reason, changed=self.course.deferred != reason)
+
+
+# --- what the ledger and the range say ------------------------------------------------------------------
+
+
+def open_calls(ledger: Ledger) -> frozenset[str]:
+    """Event ids of the calls without a final result."""
+    return frozenset(call.id for call in ledger.active["call"].values() if call.state == "open")
+
+
+def gap_position(items: Sequence[TailItem], ledger: Ledger) -> int | None:
+    """Position of the first message behind an undeclared gap; the first one at all if that cannot be told."""
+    gaps = [gap for gap in ledger.active["gap"].values() if not gap.declared]
+    if not gaps or not items:
+        return None
+    found: list[int] = []
+    for gap in gaps:
+        behind = (
+            item.position
+            for item in items
+            if gap.session is not None
+            and item.channel == gap.channel
+            and item.event.session == gap.session
+            and item.event.seq is not None
+            and item.event.seq > gap.through
+        )
+        found.append(next(behind, items[0].position))
+    return min(found)
+
+
+def missing_artifacts(items: Sequence[TailItem], ledger: Ledger, through: int) -> tuple[str, ...]:
+    """Artifacts named by refs of the range and never saved, by id."""
+    saved = {item.artifact_id for item in ledger.items["artifact"].values()} | set(ledger.items["artifact"])
+    named = {name for item in items if item.position <= through for name in _artifacts_of(item.event)}
+    return tuple(sorted(named - saved))
+
+
+def _artifacts_of(event: Event) -> Iterator[str]:
+    refs: list[str] = []
+    match event:
+        case ToolReturned() | Message():
+            if isinstance(event, ToolReturned) and event.artifact_id is not None:
+                yield event.artifact_id
+            if not isinstance(event.content, str):
+                for part in event.content:
+                    if isinstance(part, ImagePart) and part.artifact_id is not None:
+                        yield part.artifact_id
+        case StepChanged():
+            refs = [ref for step in event.completed or () for ref in step.refs]
+        case DecisionMade():
+            refs = list(event.refs)
+        case EvidenceRecorded():
+            refs = [event.source]
+        case OperationReconciled():
+            refs = [event.evidence]
+        case ApprovalRequested():
+            refs = [event.payload_ref or ""]
+        case _:
+            pass
+    for ref in refs:
+        if ref.startswith("artifact:"):
+            try:
+                yield parse_ref(ref).value
+            except ValueError:
+                continue
+
+
+def _trigger(name: str) -> Trigger:
+    match name:
+        case "critical" | "overflow" | "requested" | "model_changed":
+            return name
+        case _:
+            return "threshold"

@@ -1,0 +1,122 @@
+"""How many tokens an event takes in a model's context, before anything was learnt about the run.
+
+UTF-8 bytes / 4, kept apart by kind of content, because the factor between that and a provider's count differs
+by kind (JSON and logs weigh more than prose). Only lengths are looked at: no pattern, no tokenizer, no I/O.
+What is no message, call or result takes nothing, since it is not in the model's prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from protocol.content import Content, DataPart, ImagePart, ReasoningPart, TextPart
+from protocol.events import Event, Message, ToolCalled, ToolReturned
+
+Kind = Literal["prose", "data", "reasoning", "image"]
+KINDS: Final[tuple[Kind, ...]] = ("prose", "data", "reasoning", "image")
+
+BYTES_PER_TOKEN: Final = 4
+IMAGE_TOKENS: Final = 1_600
+"""An image that does not say what it costs: about the most one image costs at today's providers."""
+HIDDEN_REASONING_TOKENS: Final = 0
+"""Reasoning with neither text nor count: nothing is known, and most providers drop it from later prompts."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Estimate(Struct, frozen=True, array_like=True):
+    """Estimated tokens by kind of content. Adds up, subtracts, and is weighed by factors."""
+
+    prose: int = 0
+    data: int = 0
+    reasoning: int = 0
+    image: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All kinds together, every factor 1."""
+        return self.prose + self.data + self.reasoning + self.image
+
+    @property
+    def kind(self) -> Kind:
+        """The kind most of it is; ``prose`` for nothing."""
+        return max(KINDS, key=lambda kind: int(getattr(self, kind)))
+
+    def of(self, kind: Kind) -> int:
+        return int(getattr(self, kind))
+
+    def __add__(self, other: Estimate) -> Estimate:
+        return Estimate(
+            self.prose + other.prose,
+            self.data + other.data,
+            self.reasoning + other.reasoning,
+            self.image + other.image,
+        )
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        return Estimate(
+            self.prose - other.prose,
+            self.data - other.data,
+            self.reasoning - other.reasoning,
+            self.image - other.image,
+        )
+
+
+NOTHING: Final = Estimate()
+
+
+def text_tokens(text: str) -> int:
+    """Tokens of a text: UTF-8 bytes / 4, rounded up."""
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def bytes_tokens(size: int) -> int:
+    """Tokens of that many bytes, rounded up."""
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def value_tokens(value: object) -> int:
+    """Tokens of any value as the compact JSON it would be sent as."""
+    return bytes_tokens(len(_encode(value)))
+
+
+def estimate(event: Event) -> Estimate:
+    """Tokens of one event by kind; linear in its size, nothing else. Zero for what a prompt never holds."""
+    match event:
+        case Message():
+            return _content(event.content, "prose")
+        case ToolReturned():
+            return _content(event.content, "data")
+        case ToolCalled():
+            return Estimate(data=text_tokens(event.tool) + bytes_tokens(len(bytes(event.arguments))))
+        case _:
+            return NOTHING
+
+
+def _content(content: Content, plain: Kind) -> Estimate:
+    if isinstance(content, str):
+        tokens = text_tokens(content)
+        return Estimate(prose=tokens) if plain == "prose" else Estimate(data=tokens)
+    text = data = reasoning = image = 0
+    for part in content:
+        match part:
+            case TextPart():
+                text += text_tokens(part.text)
+            case DataPart():
+                data += bytes_tokens(len(bytes(part.value)))
+            case ReasoningPart():
+                if part.tokens is not None:
+                    reasoning += part.tokens
+                elif part.text is not None:
+                    reasoning += text_tokens(part.text)
+                else:
+                    reasoning += HIDDEN_REASONING_TOKENS
+            case ImagePart():
+                image += IMAGE_TOKENS if part.tokens is None else part.tokens
+    if plain == "prose":
+        return Estimate(text, data, reasoning, image)
+    return Estimate(0, text + data, reasoning, image)

@@ -1,0 +1,304 @@
+"""One lane from claim to release: who owns it, what was left open, and the tasks that serve it.
+
+Claim the epoch, publish the settings the fold uses, close what a dead process left open, then read,
+relay, answer and compact until told to stop or until another owner has taken the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+
+import anyio
+import msgspec
+import structlog
+
+from protocol import subjects
+from protocol.codec import decode_event, digest, encode
+from protocol.errors import ProtocolError
+from protocol.events import Settings, SettingsApplied
+from sidecar.compactor import Compactor
+from sidecar.config import Config
+from sidecar.deadlines import Deadlines
+from sidecar.desk import Desk, fold_settings_of
+from sidecar.generation import Generation
+from sidecar.health import Health
+from sidecar.intake import Intake, decode_lane, lane_key
+from sidecar.metrics import Metrics
+from sidecar.notices import Voice, derived_id
+from sidecar.observer import Observer
+from sidecar.packets import Packets
+from sidecar.relay import Relay
+from sidecar.responder import Responder
+from sidecar.runs import Runs
+from sidecar.transport.errors import Fenced, TransportError, Unavailable
+from sidecar.transport.jetstream import Link
+from sidecar.transport.micro import serve_asks
+from sidecar.transport.ownership import LaneClaim
+from sidecar.transport.publisher import LanePublisher
+from sidecar.transport.pump import Pump
+from storage.errors import StorageError, StorageFull
+from storage.records import Cursor
+from storage.store import Store
+
+_NEXT_SECONDS = 1.0
+_RETRY_SECONDS = 0.2
+
+log = structlog.get_logger(__name__)
+
+
+class LaneService:
+    """Serves one lane until ``stop`` is set; claims it again when it was lost and is free."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        link: Link,
+        store: Store,
+        metrics: Metrics,
+        health: Health,
+        lane: str,
+        owner: str,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._store = store
+        self._metrics = metrics
+        self._health = health
+        self._lane = lane
+        self._owner = owner
+        self.desk: Desk | None = None
+        self.config_changed: Callable[[Config], None] = self._set_config
+
+    def _set_config(self, config: Config) -> None:
+        self._config = config
+        if self.desk is not None:
+            self.desk.config = config
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Until ``stop``; broker trouble and lost leases are waited out, storage trouble too."""
+        while not stop.is_set():
+            try:
+                await self._own(stop)
+            except* Fenced as lost:
+                log.warning("lane lost to another owner", lane=self._lane, error=str(lost.exceptions[0]))
+                self._metrics.lane_flap(self._lane)
+            except* Unavailable as error:
+                log.warning("lane waits for the broker", lane=self._lane, error=str(error.exceptions[0]))
+            self.desk = None
+            self._metrics.lane_owned(self._lane, None)
+            if not stop.is_set():
+                await anyio.sleep(_RETRY_SECONDS)
+
+    async def _own(self, stop: anyio.Event) -> None:
+        tenant, lane, config = self._config.tenant, self._lane, self._config
+        remembered = await self._store.meta(f"owner/{tenant}/{lane}")
+        claim = LaneClaim(
+            self._link,
+            tenant,
+            lane,
+            self._owner,
+            config.lease.seconds,
+            previous_owner=None if remembered is None else remembered.decode(),
+        )
+        self._health.set(f"lane {lane}", True, "watching")
+        epoch = await self._unless(stop, claim.claim)
+        if epoch is None:
+            return
+        await self._store.set_meta(f"owner/{tenant}/{lane}", self._owner.encode())
+        desk = Desk(
+            tenant=tenant,
+            lane=lane,
+            config=config,
+            store=self._store,
+            runs=Runs(self._store, tenant, lane),
+            voice=Voice(tenant, lane),
+            metrics=self._metrics,
+            health=self._health,
+        )
+        desk.voice.epoch = epoch
+        desk.lease_valid = claim.valid
+        desk.max_payload = self._link.max_payload
+        self.desk = desk
+        self._metrics.lane_owned(lane, epoch)
+        log.info("lane owned", lane=lane, epoch=epoch)
+        publisher = LanePublisher(self._link, tenant, lane, claim)
+        try:
+            await self._serve(desk, publisher, claim, stop)
+        finally:
+            if stop.is_set():
+                with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                    await claim.release()
+
+    async def _serve(self, desk: Desk, publisher: LanePublisher, claim: LaneClaim, stop: anyio.Event) -> None:
+        await _settings(desk, publisher)
+        packets = Packets(desk)
+        generation = Generation(desk)
+        compactor = Compactor(desk, packets, generation)
+        await compactor.close_interrupted()
+        deadlines = Deadlines(desk, publisher)
+        responder = Responder(desk, publisher, packets, compactor)
+        relay = Relay(desk, publisher)
+        observer = Observer(desk, packets, compactor, deadlines, responder)
+        intake = Intake(desk, observer)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(claim.renew_forever)
+            tasks.start_soon(relay.run)
+            tasks.start_soon(compactor.run)
+            async with anyio.create_task_group() as working:
+                working.start_soon(packets.run)
+                working.start_soon(deadlines.run)
+                working.start_soon(observer.tick)
+                working.start_soon(
+                    serve_asks, self._link, desk.tenant, desk.lane, responder.answer
+                )
+                working.start_soon(_Reader(desk, self._link, intake, observer).run)
+                await stop.wait()
+                working.cancel_scope.cancel()
+            # Draining: nothing is read or asked any more; what is committed still goes out.
+            await compactor.abandon()
+            await observer.drained()
+            await relay.drained(self._config.drain.seconds)
+            tasks.cancel_scope.cancel()
+
+    async def _unless(self, stop: anyio.Event, action: Callable[[], Awaitable[int]]) -> int | None:
+        """The action's result, or ``None`` if ``stop`` came first."""
+        result: int | None = None
+        async with anyio.create_task_group() as tasks:
+
+            async def stopper() -> None:
+                await stop.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(stopper)
+            result = await action()
+            tasks.cancel_scope.cancel()
+        return result
+
+
+class _Reader:
+    """The lane's one reader: opens the pump at cursor + 1, again and again, and feeds the intake."""
+
+    def __init__(self, desk: Desk, link: Link, intake: Intake, observer: Observer) -> None:
+        self._desk = desk
+        self._intake = intake
+        self._observer = observer
+        self._pump = Pump(
+            link,
+            subjects.STREAM_IN,
+            subjects.inbound_filter(desk.tenant, desk.lane),
+            batch=desk.config.intake.batch,
+        )
+
+    async def run(self) -> None:
+        desk = self._desk
+        desk.cursor = await desk.store.cursor(desk.tenant, desk.lane) or Cursor(stream_seq=0, stream_created="")
+        while True:
+            try:
+                await self._open()
+                while True:
+                    await self._step()
+            except Unavailable as error:
+                log.info("reader starts again", lane=desk.lane, reason=str(error))
+                self._health("reading", False, str(error))
+            except StorageFull as error:
+                self._health("storage", False, str(error))
+                desk.metrics.storage_full(True)
+                await anyio.sleep(1.0)
+            except StorageError as error:
+                self._health("storage", False, str(error))
+                log.error("storage refused a commit, reading again from the cursor", error=str(error))
+                await anyio.sleep(1.0)
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                    await self._pump.close()
+            await anyio.sleep(_RETRY_SECONDS)
+
+    async def _open(self) -> None:
+        desk = self._desk
+        facts = await self._pump.open(desk.cursor.stream_seq + 1)
+        reborn = bool(desk.cursor.stream_created) and facts.created != desk.cursor.stream_created
+        if reborn or facts.last_seq < desk.cursor.stream_seq:
+            log.error(
+                "the stream is another one or shorter than the cursor: reading it from its first message",
+                lane=desk.lane,
+                cursor=desk.cursor.stream_seq,
+                last=facts.last_seq,
+            )
+            desk.metrics.stream_reborn()
+            await self._move(Cursor(stream_seq=0, stream_created=facts.created))
+            await self._pump.close()
+            facts = await self._pump.open(1)
+        elif not desk.cursor.stream_created:
+            await self._move(Cursor(stream_seq=desk.cursor.stream_seq, stream_created=facts.created))
+        if facts.first_seq > desk.cursor.stream_seq + 1:
+            await self._observer.stream_gap(desk.cursor.stream_seq + 1, facts.first_seq - 1)
+
+    async def _step(self) -> None:
+        desk = self._desk
+        deliveries = await self._pump.next(desk.config.intake.batch, _NEXT_SECONDS)
+        if deliveries:
+            began = desk.mono()
+            await self._intake.take(deliveries)
+            desk.metrics.committed(desk.mono() - began)
+        elif (settled := await self._pump.settled_through()) is not None:
+            if settled > desk.cursor.stream_seq:
+                await self._move(Cursor(stream_seq=settled, stream_created=desk.cursor.stream_created))
+            desk.lag = 0
+        desk.metrics.lag(desk.lane, desk.lag)
+        self._health("storage", True, "")
+        desk.metrics.storage_full(False)
+        if not desk.caught_up and desk.lag == 0:
+            desk.caught_up = True
+            await self._observer.caught_up()
+        self._health("reading", desk.caught_up, "" if desk.caught_up else f"{desk.lag} events behind")
+
+    async def _move(self, cursor: Cursor) -> None:
+        async with self._desk.lock:
+            await self._desk.commit(cursor=cursor)
+
+    def _health(self, name: str, ok: bool, reason: str) -> None:
+        self._desk.health.set(f"{name} {self._desk.lane}", ok, reason)
+
+
+async def _settings(desk: Desk, publisher: LanePublisher) -> None:
+    """Start the fold with the settings that held, and publish ours if the newest differ."""
+    subject = subjects.inbound(desk.tenant, desk.lane, subjects.LANE_TOKEN, "record")
+    wanted = fold_settings_of(desk.config)
+    stored = await desk.store.meta(lane_key(desk.tenant, desk.lane))
+    first = await _applied(await publisher.get_first(subject))
+    newest = await _applied(await publisher.get_last(subject))
+    if stored is not None:
+        desk.runs.lane = decode_lane(stored)
+    else:
+        desk.runs.lane = msgspec.structs.replace(desk.runs.lane, settings=first if first is not None else wanted)
+    if newest == wanted:
+        return
+    at = datetime.fromisoformat(desk.now_text())
+    event = SettingsApplied(
+        v=1,
+        id=derived_id("settings", desk.voice.epoch, digest(wanted)),
+        at=at,
+        epoch=desk.voice.epoch,
+        settings=wanted,
+    )
+    while True:
+        try:
+            await publisher.publish_record(subject, encode(event))
+            return
+        except Fenced:
+            raise
+        except TransportError as error:
+            log.warning("settings not published yet", lane=desk.lane, error=str(error))
+            await anyio.sleep(_RETRY_SECONDS)
+
+
+async def _applied(found: tuple[int, bytes] | None) -> Settings | None:
+    if found is None:
+        return None
+    try:
+        event = decode_event(found[1], channel="record")
+    except ProtocolError:
+        return None
+    return event.settings if isinstance(event, SettingsApplied) else None

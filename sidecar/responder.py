@@ -1,0 +1,322 @@
+"""Answers the questions agents ask about their run: packet, status, authorize, compact.
+
+Answers are read from committed memory under the lane's lock, by the owner within its lease only.
+``authorize`` with an operation is an act: a record is published, and the answer is what the fold decided
+where it met that record. Whatever is unsure is answered ``unavailable``; nothing is ever allowed for it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import msgspec
+import structlog
+
+from protocol import asks, subjects
+from protocol.codec import encode
+from protocol.errors import AskErrorCode, AskRefused
+from protocol.events import AuthorizationRequested
+from protocol.handoff import CoversThrough
+from protocol.identifiers import is_token
+from sidecar.compactor import Compactor
+from sidecar.core import gate
+from sidecar.core.gate import Decision
+from sidecar.desk import Desk
+from sidecar.notices import derived_id
+from sidecar.packets import Packets
+from sidecar.runs import HotRun
+from sidecar.transport.errors import TooLarge, TransportError
+from sidecar.transport.micro import AskAnswer
+from sidecar.transport.publisher import LanePublisher
+from storage.errors import StorageError
+
+AFTER_SECONDS = 2.0
+"""How long ``after`` and the fold of an authorization are waited for (wire protocol, section 3)."""
+
+_STATUS_OF_ERROR: dict[AskErrorCode, int] = {
+    "run_unknown": 404,
+    "invalid_request": 400,
+    "too_large": 413,
+    "unavailable": 503,
+    "behind": 503,
+}
+
+log = structlog.get_logger(__name__)
+
+
+class Responder:
+    """One lane's answers. ``decided`` is called for every authorization the fold met and committed."""
+
+    def __init__(
+        self, desk: Desk, publisher: LanePublisher, packets: Packets, compactor: Compactor
+    ) -> None:
+        self._desk = desk
+        self._publisher = publisher
+        self._packets = packets
+        self._compactor = compactor
+        self._waiting: dict[tuple[str, str], _Wait] = {}
+
+    async def answer(self, run: str, verb: str, payload: bytes) -> AskAnswer:
+        """The reply to one request; every failure is a typed error reply."""
+        desk = self._desk
+        began = desk.mono()
+        error: str | None = None
+        try:
+            body = await self._answer(run, verb, payload)
+            if len(body) + 1024 > desk.max_payload:
+                raise AskRefused("too_large", "the answer is larger than the broker's limit")
+            return AskAnswer(body=body, error_code=None, error=None)
+        except AskRefused as refused:
+            error = refused.code
+            return _refusal(refused)
+        except (StorageError, TransportError) as trouble:
+            error = "unavailable"
+            log.warning("question not answered", run=run, verb=verb, error=str(trouble))
+            return _refusal(AskRefused("unavailable", "storage or broker is not available; ask again"))
+        finally:
+            desk.metrics.asked(verb, desk.mono() - began, error)
+
+    async def _answer(self, run: str, verb: str, payload: bytes) -> bytes:
+        kind = asks.ASKS.get(verb)  # type: ignore[call-overload]
+        if kind is None or verb not in ("packet", "status", "authorize", "compact"):
+            raise AskRefused("invalid_request", f"verb {verb[:40]} is not answered here")
+        if not is_token(run):
+            raise AskRefused("invalid_request", "the run in the subject is not a subject token")
+        try:
+            request = msgspec.json.decode(payload or b"{}", type=kind)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise AskRefused("invalid_request", str(error)) from error
+        if not self._desk.lease_valid():
+            raise AskRefused("unavailable", "the lane's ownership is not certain now; ask again")
+        if request.after is not None and not await self._desk.reached(request.after, AFTER_SECONDS):
+            raise AskRefused("behind", f"sequence {request.after} is not read yet; ask again")
+        match request:
+            case asks.AskPacket():
+                return await self._packet(run)
+            case asks.AskStatus():
+                return await self._status(run)
+            case asks.AskAuthorize():
+                return await self._authorize(run, request)
+            case asks.AskCompact():
+                return await self._compact(run, request)
+        raise AskRefused("invalid_request", f"verb {verb[:40]} is not answered here")
+
+    async def _hot(self, run: str) -> HotRun:
+        """The run in memory; hold the lock."""
+        await self._desk.runs.load([run])
+        hot = self._desk.runs.hot.get(run)
+        if hot is None:
+            raise AskRefused("run_unknown", f"no message of run {run} was read in this lane")
+        return hot
+
+    def _still_ours(self) -> None:
+        if not self._desk.lease_valid():
+            raise AskRefused("unavailable", "the lane's ownership is not certain now; ask again")
+
+    async def _packet(self, run: str) -> bytes:
+        async with self._desk.lock:
+            await self._hot(run)
+            built = await self._packets.build(run, "asked")
+            self._still_ours()
+            return encode(built.packet)
+
+    async def _status(self, run: str) -> bytes:
+        desk = self._desk
+        async with desk.lock:
+            hot = await self._hot(run)
+            checkpoint = await self._packets.checkpoint(run)
+            pending = await desk.store.outbox_count(desk.tenant, desk.lane)
+            ledger, view = hot.ledger, hot.view
+            mode, _ = desk.config.mode_for(ledger.head.labels)
+            violations = dict(ledger.head.violations)
+            for code, count in view.violations.items():
+                violations[code] = violations.get(code, 0) + count
+            reply = asks.StatusReply(
+                epoch=desk.voice.epoch,
+                level=view.budget.level,
+                budget=asks.StatusBudget(
+                    used=max(0, view.budget.used()),
+                    usable=view.budget.usable(desk.budget),
+                    window=view.budget.window,
+                ),
+                checkpoint=None
+                if checkpoint is None
+                else asks.StatusCheckpoint(
+                    id=checkpoint.id,
+                    version=checkpoint.version,
+                    covers_through=CoversThrough(
+                        position=checkpoint.covers_through.position,
+                        event_id=checkpoint.covers_through.event_id,
+                    ),
+                ),
+                ledger_version=ledger.head.version,
+                position=ledger.head.position,
+                open_calls=tuple(
+                    asks.StatusCall(call_id=call.call_id, tool=call.tool, event_id=call.id)
+                    for call in ledger.active["call"].values()
+                    if call.state == "open"
+                ),
+                open_operations=tuple(
+                    asks.StatusOperation(id=item.id, kind=item.kind or "", state=item.state)
+                    for item in ledger.active["operation"].values()
+                ),
+                pending_approvals=tuple(
+                    asks.StatusApproval(id=item.id, action=item.action)
+                    for item in ledger.active["approval"].values()
+                    if item.state == "pending"
+                ),
+                gaps=tuple(
+                    asks.StatusGap(
+                        from_=gap.first,
+                        through=gap.through,
+                        channel=gap.channel,
+                        state="declared" if gap.declared else "open",
+                        **({} if gap.session is None else {"session": gap.session}),
+                    )
+                    for gap in ledger.active["gap"].values()
+                ),
+                violations=violations,
+                mode=mode,
+                lag=desk.lag,
+                compaction=self._compaction(run, hot),
+                outbox_pending=pending,
+                stream_seq=desk.cursor.stream_seq,
+                trimmed_through=view.course.trimmed_through,
+            )
+            self._still_ours()
+            return encode(reply)
+
+    def _compaction(self, run: str, hot: HotRun) -> asks.StatusCompaction:
+        attempt = self._compactor.running.get(run)
+        if attempt is not None:
+            return (
+                asks.StatusCompaction(state="running", attempt_id=attempt)
+                if attempt
+                else asks.StatusCompaction(state="due")
+            )
+        reason = hot.view.course.deferred
+        if reason:
+            return asks.StatusCompaction(state="deferred", reason=reason)
+        return asks.StatusCompaction(state="idle")
+
+    async def _compact(self, run: str, request: asks.AskCompact) -> bytes:
+        desk = self._desk
+        async with desk.lock:
+            hot = await self._hot(run)
+            if run in self._compactor.running:
+                return self._compact_reply("running", self._compactor.running[run])
+            mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
+            if mode == "observe" or bypass:
+                return self._compact_reply("deferred", "", "mode")
+            self._compactor.prepare(run, "requested", request.reason or "")
+        while self._compactor.running.get(run) == "":
+            await anyio.sleep(0.005)
+        attempt = self._compactor.running.get(run) or hot.view.course.last_attempt
+        if run in self._compactor.running or hot.view.course.last_attempt_requested:
+            return self._compact_reply("started", attempt)
+        return self._compact_reply("deferred", "", hot.view.course.deferred or "little_new")
+
+    def _compact_reply(self, state: Any, attempt_id: str, reason: str = "") -> bytes:
+        return encode(
+            asks.CompactReply(
+                epoch=self._desk.voice.epoch,
+                state=state,
+                **({"attempt_id": attempt_id} if attempt_id else {}),
+                **({"reason": reason} if reason else {}),
+            )
+        )
+
+    # --- authorize --------------------------------------------------------------------------------------
+
+    async def _authorize(self, run: str, request: asks.AskAuthorize) -> bytes:
+        desk = self._desk
+        acts = request.operation_id is not None and not request.dry_run
+        async with desk.lock:
+            hot = await self._hot(run)
+            if not acts:
+                decision = gate.look(
+                    desk.runs.lane,
+                    desk.runs.ledgers,
+                    run,
+                    request,
+                    now=datetime.fromtimestamp(desk.wall(), UTC),
+                    postpone=hot.view.choice == "postpone",
+                )
+                self._still_ours()
+                desk.metrics.authorized(decision.code, act=False)
+                return self._reply(hot, decision)
+            early = gate.before_act(
+                desk.runs.lane,
+                desk.runs.ledgers,
+                run,
+                request,
+                now=datetime.fromtimestamp(desk.wall(), UTC),
+                postpone=hot.view.choice == "postpone",
+            )
+            if early is not None:
+                self._still_ours()
+                desk.metrics.authorized(early.code)
+                return self._reply(hot, early)
+            version = hot.ledger.head.version
+        assert request.operation_id is not None and request.request_id is not None
+        record = AuthorizationRequested(
+            v=1,
+            id=derived_id("authorize", request.operation_id, request.request_id, version),
+            at=datetime.fromtimestamp(desk.wall(), UTC),
+            epoch=desk.voice.epoch,
+            operation_id=request.operation_id,
+            request_id=request.request_id,
+            policy_version=request.policy_version,
+        )
+        decision = await self._act(run, record)
+        desk.metrics.authorized(decision.code)
+        return self._reply(desk.runs.hot.get(run), decision)
+
+    async def _act(self, run: str, record: AuthorizationRequested) -> Decision:
+        """Publish the record and wait for the fold's word on it, two seconds in all."""
+        key = (run, record.id)
+        wait = self._waiting.setdefault(key, _Wait())
+        wait.askers += 1
+        try:
+            with anyio.move_on_after(AFTER_SECONDS):
+                subject = subjects.inbound(self._desk.tenant, self._desk.lane, run, "record")
+                await self._publisher.publish_record(subject, encode(record))
+                await wait.done.wait()
+        finally:
+            wait.askers -= 1
+            if not wait.askers:
+                self._waiting.pop(key, None)
+        if wait.decision is None:
+            raise AskRefused("unavailable", "not decided within two seconds; ask again with the same request_id")
+        self._still_ours()
+        return wait.decision
+
+    def decided(self, run: str, record_id: str, decision: Decision) -> None:
+        """The fold met this record and the decision is committed."""
+        wait = self._waiting.get((run, record_id))
+        if wait is not None:
+            wait.decision = decision
+            wait.done.set()
+
+    def _reply(self, hot: HotRun | None, decision: Decision) -> bytes:
+        return encode(gate.reply(decision, epoch=self._desk.voice.epoch, version=_version(hot, decision)))
+
+
+class _Wait:
+    """Askers of one record, and the fold's word once it is there."""
+
+    def __init__(self) -> None:
+        self.askers = 0
+        self.done = anyio.Event()
+        self.decision: Decision | None = None
+
+
+def _version(hot: HotRun | None, decision: Decision) -> int:
+    return hot.ledger.head.version if hot is not None else 0
+
+
+def _refusal(refused: AskRefused) -> AskAnswer:
+    body = encode(asks.AskError(error=asks.ErrorBody(code=refused.code, message=refused.message)))
+    return AskAnswer(body=body, error_code=_STATUS_OF_ERROR[refused.code], error=f"{refused.code}: {refused.message}")

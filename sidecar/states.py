@@ -1,0 +1,63 @@
+"""A run's state for the next owner, as the ``WK_STATE`` stream keeps it: one message per run, the newest.
+
+Written at each checkpoint, at drain and when a run finishes. Encoding only; when to write is others'.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+import structlog
+
+from protocol import subjects
+from protocol.codec import digest, encode
+from protocol.state import Cursor, RunState, StateCheckpoint
+from sidecar.core.fold import FOLD_VERSION
+from sidecar.core.state import ledger_value
+from sidecar.desk import Desk
+from sidecar.notices import derived_id
+from sidecar.runs import HotRun
+from storage.records import OutboxRow
+
+MAX_STATE_BYTES = 512 * 1024
+"""A larger state does not go into a message (wire protocol, section 5)."""
+
+log = structlog.get_logger(__name__)
+
+
+def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> OutboxRow | None:
+    """The run's state as an outbox row; ``None`` when it is over the size a message may have.
+
+    The stream of the run's own messages stays the truth, so a state left out costs a new owner time only.
+    """
+    head = hot.ledger.head
+    value = ledger_value(hot.ledger)
+    ledger = encode(value)
+    state = RunState(
+        epoch=desk.voice.epoch,
+        fold_version=FOLD_VERSION,
+        checkpoint=checkpoint,
+        ledger=msgspec.Raw(ledger),
+        ledger_version=head.version,
+        ledger_digest=digest(value),
+        cursor=Cursor(
+            stream_seq=desk.cursor.stream_seq,
+            stream_created=datetime.fromisoformat(desk.cursor.stream_created),
+            next_seq=head.next_seq,
+        ),
+        trimmed_through=hot.view.course.trimmed_through,
+        settings=desk.runs.lane.settings,
+        hash_chain=f"sha256:{hot.chain.hex()}",
+    )
+    payload = encode(state)
+    if len(payload) > min(MAX_STATE_BYTES, desk.max_payload - 4096):
+        log.warning("state too large for a message, left out", run=head.run, bytes=len(payload))
+        return None
+    return OutboxRow(
+        stream="state",
+        subject=subjects.state(desk.tenant, desk.lane, head.run),
+        msg_id=derived_id("st", desk.tenant, desk.lane, head.run, desk.voice.epoch, state.ledger_digest, head.version,
+                          checkpoint.id if checkpoint is not None else ""),
+        payload=payload,
+    )

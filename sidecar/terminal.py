@@ -1,0 +1,116 @@
+"""What a person sees in the terminal: live headroom bars, and the report after a replay.
+
+It draws from values it is given and decides nothing. Text of a run is shown escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from sidecar.replay import RunReport, Turn
+
+_COLOURS = {
+    "ok": "green",
+    "checkpoint": "cyan",
+    "compact": "yellow",
+    "critical": "red",
+    "overflow": "bold white on red",
+}
+_WIDTH = 40
+
+
+def headroom_bar(used: int, usable: int, level: str, width: int = _WIDTH) -> Text:
+    """A bar of ``width`` cells: filled part used, colour by level; over the limit it is full."""
+    share = 0.0 if usable <= 0 else max(0.0, used / usable)
+    filled = min(width, round(share * width))
+    bar = Text("█" * filled, style=_COLOURS.get(level, "white"))
+    bar.append("░" * (width - filled), style="dim")
+    bar.append(f" {share * 100:4.0f} % of {usable:,}", style="dim")
+    return bar
+
+
+class Board:
+    """Live bars of the replayed runs. Use as a context manager; ``show`` may be called at any rate."""
+
+    def __init__(self, console: Console, *, enabled: bool) -> None:
+        self._turns: dict[str, Turn] = {}
+        self._live = Live(console=console, refresh_per_second=12, transient=False) if enabled else None
+
+    def __enter__(self) -> Board:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.update(self._table())
+            self._live.stop()
+
+    def show(self, turn: Turn) -> None:
+        self._turns[turn.report.run] = turn
+        if self._live is not None:
+            self._live.update(self._table())
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, expand=False)
+        for title in ("run", "headroom used", "level", "events", "checkpoint"):
+            table.add_column(title, no_wrap=True)
+        for turn in list(self._turns.values())[-20:]:
+            budget = turn.status.budget
+            checkpoint = turn.status.checkpoint
+            table.add_row(
+                escape(turn.report.run[:36]),
+                headroom_bar(int(budget.get("used", 0)), int(budget.get("usable", 0)), turn.status.level),
+                Text(turn.status.level, style=_COLOURS.get(turn.status.level, "white")),
+                str(turn.report.events),
+                f"v{checkpoint['version']}" if checkpoint is not None else "-",
+            )
+        return table
+
+
+def print_report(console: Console, reports: Iterable[RunReport], daemon: dict[str, Any]) -> None:
+    """The report of a replay as readable text, the last packet of each run included."""
+    applied = 0
+    for report in reports:
+        lines: list[Any] = [
+            Text(
+                f"{report.events} events, {report.tool_calls} calls, {report.usage_reports} usage reports, "
+                f"levels crossed: {' '.join(report.levels) or 'none'}, trims: {report.trims}, "
+                f"rejected: {report.rejected}"
+            )
+        ]
+        if report.violations:
+            lines.append(Text("violations: " + ", ".join(f"{k} {n}" for k, n in report.violations.items())))
+        if report.compactions:
+            lines.append(_compactions(report.compactions))
+        applied += sum(1 for compaction in report.compactions if compaction["outcome"] == "applied")
+        console.print(Panel(Group(*lines), title=f"run {escape(report.run)}", title_align="left"))
+        if report.packet is not None:
+            console.print("Resume packet, as the next model turn reads it:", style="bold")
+            console.print(Text(report.packet["text"]), soft_wrap=True)
+    lag, pending = daemon["intake_lag_events"], daemon["outbox_pending"]
+    console.print(f"{daemon['events_total']} events in the ledger, {lag} behind, {pending} messages unsent")
+    console.print(f"{applied} compaction{'' if applied == 1 else 's'} applied", style="bold green")
+
+
+def _compactions(compactions: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("events", "trigger", "outcome", "tokens before", "after"):
+        table.add_column(title)
+    for item in compactions:
+        table.add_row(
+            f"{item['from']}–{item['through']}",
+            item["trigger"],
+            item["outcome"],
+            f"{item['tokens_before']:,}",
+            f"{item['tokens_after']:,}",
+        )
+    return table

@@ -1,0 +1,134 @@
+"""The only place that opens the database driver.
+
+Every use of a connection is one whole function on the connection's own thread. A multi-statement
+transaction awaited statement by statement stays open when its awaiting task is cancelled, and blocks every
+other writer; a function on the thread begins and ends its transaction whatever happens to who awaits it, and
+costs one hop instead of four. The driver's public calls offer no such thing, hence its ``_execute``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+import aiosqlite
+import anyio
+
+from storage.errors import StorageClosed, StorageError, translate
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+JOURNAL_LIMIT_BYTES = 64 * 1024 * 1024
+BACKSTOP_PAGES = 8000
+"""The writer checkpoints by itself between commits, long before this many pages lie in the log."""
+
+
+class Connection:
+    """A database connection with a thread of its own. Made by ``open_writer`` and ``open_reader``."""
+
+    def __init__(self, raw: aiosqlite.Connection, path: Path) -> None:
+        self._raw = raw
+        self._path = path
+        self._closed = False
+
+    async def run(
+        self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run ``work(connection, …)`` on the thread and return its result.
+
+        Work already handed over runs to its end even if the caller is cancelled. Raises StorageError for
+        every error of the driver, StorageClosed after ``close``.
+        """
+
+        if self._closed:
+            raise StorageClosed(f"{self._path} is closed")
+
+        def hop() -> T:
+            # Only this name reaches the driver's debug log, never a row.
+            return work(self._raw._conn, *args, **kwargs)
+
+        try:
+            return cast(T, await self._raw._execute(hop))  # type: ignore[no-untyped-call]
+        except sqlite3.Error as error:
+            raise translate(error, self._path) from error
+
+    async def close(self) -> None:
+        """Close after the work handed over so far; never left half way by a cancellation. Idempotent."""
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._raw.close()
+            except sqlite3.Error as error:
+                raise translate(error, self._path) from error
+
+
+async def open_writer(path: Path, *, max_pages: int | None, busy_timeout_ms: int) -> Connection:
+    """The one connection that writes and checkpoints: SQLite before 3.51.3 may damage the file when two do.
+
+    ``max_pages`` bounds the file (pages of 4 KiB as a rule). Raises StorageError.
+    """
+    connection = await _connect(path, "rw")
+    try:
+        await connection.run(_set_up_writer, max_pages, busy_timeout_ms)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def open_reader(path: Path, *, busy_timeout_ms: int) -> Connection:
+    """A read-only connection to a database that a writer has set up. Raises StorageError."""
+    connection = await _connect(path, "ro")
+    try:
+        await connection.run(_set_up_reader, busy_timeout_ms)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def _connect(path: Path, mode: str) -> Connection:
+    # A cancelled connect leaks the driver's thread, which then keeps the process from exiting.
+    with anyio.CancelScope(shield=True):
+        try:
+            raw = await aiosqlite.connect(
+                _uri(path, mode), uri=True, isolation_level=None, cached_statements=256
+            )
+        except sqlite3.Error as error:
+            raise translate(error, path) from error
+    return Connection(raw, path)
+
+
+def _set_up_writer(connection: sqlite3.Connection, max_pages: int | None, busy_timeout_ms: int) -> None:
+    _set_up_any(connection, busy_timeout_ms)
+    (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise StorageError(f"the file system of the data directory has no write-ahead log (mode {mode})")
+    # An acknowledged commit survives a power cut; the stream would not deliver it again by itself.
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute(f"PRAGMA journal_size_limit={JOURNAL_LIMIT_BYTES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
+    connection.execute("PRAGMA cache_size=-16384")
+    connection.execute("PRAGMA secure_delete=FAST")
+    if max_pages is not None:
+        connection.execute(f"PRAGMA max_page_count={max_pages}")
+
+
+def _set_up_reader(connection: sqlite3.Connection, busy_timeout_ms: int) -> None:
+    _set_up_any(connection, busy_timeout_ms)
+    connection.execute("PRAGMA query_only=ON")
+
+
+def _set_up_any(connection: sqlite3.Connection, busy_timeout_ms: int) -> None:
+    connection.execute(f"PRAGMA busy_timeout={busy_timeout_ms}")
+    # Without it INSERT OR REPLACE walks past the triggers that keep the journal append-only.
+    connection.execute("PRAGMA recursive_triggers=ON")
+    connection.execute("PRAGMA temp_store=MEMORY")
+
+
+def _uri(path: Path, mode: str) -> str:
+    return f"{path.absolute().as_uri()}?mode={mode}"

@@ -1,0 +1,49 @@
+"""A unit of work written inside a transaction: everything it names, in the one order that is right."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from storage import checkpoints, journal, ledgers, outbox, retention, search
+from storage.records import Committed, Unit
+from storage.transaction import Transaction
+
+ROW_WEIGHT: Final = 256
+"""Bytes a row costs beside its payload, roughly."""
+
+
+def apply(unit: Unit, tx: Transaction) -> Committed:
+    """Write ``unit``. Raises StorageError or the driver's error; the caller rolls its savepoint back then."""
+    lane_no = tx.lane(unit.tenant, unit.lane)
+    for tombstone in unit.forget:
+        retention.forget(tx, lane_no, tombstone)
+    entries, touched = journal.append(tx, lane_no, unit.tenant, unit.lane, unit.journal)
+    ledgers.write(tx, lane_no, unit.runs, touched, unit.items)
+    if unit.open_attempt is not None:
+        checkpoints.open_attempt(tx, lane_no, unit.open_attempt)
+    for adoption in unit.adopt:
+        checkpoints.adopt(tx, lane_no, adoption)
+    if unit.checkpoint is not None:
+        checkpoints.add_checkpoint(tx, lane_no, unit.checkpoint)
+    if unit.receipt is not None:
+        checkpoints.add_receipt(tx, lane_no, unit.receipt)
+    if unit.close_attempt is not None:
+        checkpoints.close_attempt(tx, lane_no, unit.close_attempt)
+    search.add(tx, lane_no, unit.search)
+    if unit.cursor is not None:
+        outbox.set_cursor(tx, lane_no, unit.cursor)
+    outbox.set_meta(tx, unit.meta)
+    return Committed(outbox.add(tx, lane_no, unit.outbox), entries)
+
+
+def weight(unit: Unit) -> int:
+    """About how many bytes ``unit`` writes."""
+    rows = len(unit.journal) + len(unit.runs) + len(unit.items) + len(unit.outbox) + 1
+    payload = (
+        sum(len(row.body) for row in unit.journal)
+        + sum(len(row.head) + len(row.view) for row in unit.runs)
+        + sum(len(row.body or b"") for row in unit.items)
+        + sum(len(row.payload) for row in unit.outbox)
+        + sum(len(row.text) for row in unit.search)
+    )
+    return rows * ROW_WEIGHT + payload

@@ -1,0 +1,217 @@
+"""The verdict: its order, and every cause with what clears it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import get_args
+
+import pytest
+
+from protocol.events import NextAction, Settings
+from protocol.handoff import Verdict
+from sidecar.core import verdict as verdicts
+from sidecar.core.state import (
+    Approval,
+    ConstraintItem,
+    Gap,
+    Ledger,
+    Note,
+    Operation,
+    Pause,
+    Policy,
+    Progress,
+)
+from tests.support.packets import started
+
+Change = Callable[[Ledger], object]
+
+
+def _await(ledger: Ledger) -> None:
+    ledger.put("operation", Operation(id="op-a", kind="deploy", idempotency_key="ka", approval_id="ap-a"))
+    ledger.put("approval", Approval(id="ap-a", action="deploy", operation_id="op-a"))
+    ledger.put("progress", Progress(next_action=NextAction(verb="call", operation_id="op-a")))
+
+
+CAUSES: dict[Verdict, tuple[str, Change]] = {
+    "pause": ("run_paused", lambda ledger: setattr(ledger.head, "pauses", (Pause("agent", "lunch"),))),
+    "new_context": ("context_changed", lambda ledger: setattr(ledger.head, "context_changed_at", 5)),
+    "reload_policy": ("policy_stale", lambda ledger: ledger.put("policy", Policy(released="p-2", loaded="p-1"))),
+    "reconcile": (
+        "outcome_unknown",
+        lambda ledger: ledger.put(
+            "operation", Operation(id="op-u", kind="x", idempotency_key="ku", state="unknown")
+        ),
+    ),
+    "await_approval": ("approval_pending", _await),
+}
+
+
+def _causes(ledger: Ledger, **given: object) -> list[str]:
+    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1", **given)  # type: ignore[arg-type]
+    return [blocker.code for blocker in found]
+
+
+def _verdict(ledger: Ledger) -> str:
+    return verdicts.verdict(verdicts.blockers(Settings(), {"r1": ledger}, "r1"))
+
+
+def test_the_order_names_every_verdict_once() -> None:
+    assert sorted(verdicts.ORDER) == sorted(get_args(Verdict))
+    assert set(verdicts.CODES.values()) == set(verdicts.ORDER)
+
+
+def test_nothing_in_the_way_is_continue() -> None:
+    assert _verdict(started()) == "continue"
+    assert _causes(started()) == []
+
+
+@pytest.mark.parametrize("count", range(1, len(CAUSES) + 1))
+def test_the_first_that_applies_wins_and_all_are_told(count: int) -> None:
+    for names in combinations(CAUSES, count):
+        ledger = started()
+        for name in names:
+            CAUSES[name][1](ledger)
+        assert _verdict(ledger) == names[0]
+        assert _causes(ledger) == [CAUSES[name][0] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("run_finished", lambda ledger: setattr(ledger.head, "finished", "succeeded")),
+        ("contract_missing", lambda ledger: setattr(ledger.head, "started", False)),
+        ("child_not_spawned", lambda ledger: setattr(ledger.head, "parent", "p")),
+        (
+            "history_gap",
+            lambda ledger: ledger.put(
+                "gap", Gap(id="g", channel="event", session="s1", first=3, through=4, declared=True)
+            ),
+        ),
+    ],
+)
+def test_what_else_pauses(code: str, change: Change) -> None:
+    ledger = started()
+    change(ledger)
+    assert _causes(ledger) == [code]
+    assert _verdict(ledger) == "pause"
+
+
+def test_a_gap_not_declared_yet_is_told_and_pauses_nothing() -> None:
+    ledger = started()
+    ledger.put("gap", Gap(id="g", channel="event", session="s1", first=3, through=4))
+    assert _causes(ledger) == ["gap_open"]
+    assert _verdict(ledger) == "continue"
+
+
+def test_an_ancestors_pause_is_the_childs() -> None:
+    parent, child = started("p"), started("c", parent="p", spawned=True)
+    parent.head.pauses = (Pause("authority", "audit"),)
+    (blocker,) = verdicts.blockers(Settings(), {"p": parent, "c": child}, "c")
+    assert blocker.code == "run_paused"
+    assert "audit" in blocker.text
+    assert "authority" in blocker.clears_when
+
+
+def test_both_pauses_are_told() -> None:
+    ledger = started()
+    ledger.head.pauses = (Pause("agent", "lunch"), Pause("authority", "audit"))
+    assert _causes(ledger) == ["run_paused", "run_paused"]
+
+
+def test_a_resume_at_or_after_the_change_ends_new_context() -> None:
+    ledger = started()
+    ledger.head.context_changed_at = 5
+    ledger.head.context_known_at = 4
+    assert _verdict(ledger) == "new_context"
+    ledger.head.context_known_at = 5
+    assert _verdict(ledger) == "continue"
+
+
+def test_a_policy_loaded_without_a_release_stops_nothing() -> None:
+    ledger = started()
+    ledger.put("policy", Policy(loaded="p-9"))
+    assert _verdict(ledger) == "continue"
+    ledger.put("policy", Policy(released="p-9"))
+    assert _verdict(ledger) == "reload_policy"
+
+
+def test_a_childs_loaded_policy_is_compared_with_the_ancestors_release() -> None:
+    parent, child = started("p"), started("c", parent="p", spawned=True)
+    parent.put("policy", Policy(released="p-1", loaded="p-1"))
+    assert verdicts.verdict(verdicts.blockers(Settings(), {"p": parent, "c": child}, "c")) == "reload_policy"
+    child.put("policy", Policy(loaded="p-1"))
+    assert verdicts.verdict(verdicts.blockers(Settings(), {"p": parent, "c": child}, "c")) == "continue"
+
+
+def test_a_pending_approval_of_another_operation_is_not_awaited() -> None:
+    ledger = started()
+    _await(ledger)
+    ledger.put("operation", Operation(id="op-b", kind="test", idempotency_key="kb"))
+    ledger.put("progress", Progress(next_action=NextAction(verb="call", operation_id="op-b")))
+    assert _verdict(ledger) == "continue"
+
+
+def test_a_granted_approval_is_not_awaited() -> None:
+    ledger = started()
+    _await(ledger)
+    ledger.put(
+        "approval", Approval(id="ap-a", action="deploy", operation_id="op-a", state="granted", uses_left=1)
+    )
+    assert _verdict(ledger) == "continue"
+
+
+def test_waiting_for_nothing_named_waits_for_the_oldest_pending_approval() -> None:
+    ledger = started()
+    _await(ledger)
+    ledger.put("approval", Approval(id="ap-0", action="x", position=9))
+    ledger.put("approval", Approval(id="ap-1", action="x", position=8))
+    ledger.put("approval", Approval(id="ap-a", action="x", position=10))
+    ledger.put("progress", Progress(next_action=NextAction(verb="wait")))
+    (blocker,) = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    assert (blocker.code, blocker.ref) == ("approval_pending", "approval:ap-1")
+
+
+def test_reasons_from_outside_the_ledger() -> None:
+    ledger = started()
+    assert _causes(ledger, stops=[verdicts.STORAGE_UNAVAILABLE], missing_artifacts=["log"]) == [
+        "storage_unavailable",
+        "artifact_missing",
+    ]
+    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1", stops=[verdicts.STORAGE_UNAVAILABLE])
+    assert verdicts.verdict(found) == "pause"
+    assert verdicts.CODES[verdicts.POSTPONED.code] == "continue"
+    assert verdicts.CODES[verdicts.PROTECTED_TOO_LARGE.code] == "pause"
+
+
+def test_what_the_agent_says_blocks_it_is_told_whole() -> None:
+    ledger = started()
+    ledger.put("progress", Progress(blockers=tuple(Note(id=f"b-{n}", text=f"t {n}") for n in range(30))))
+    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    assert len(found) == 30
+    assert verdicts.verdict(found) == "continue"
+
+
+def test_many_unknown_operations_are_counted_not_listed_twice() -> None:
+    ledger = started()
+    for number in range(verdicts.MOST_OF_A_CODE + 7):
+        ledger.put(
+            "operation", Operation(id=f"op-{number:02}", kind="x", idempotency_key=str(number), state="unknown")
+        )
+    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    assert len(found) == verdicts.MOST_OF_A_CODE + 1
+    assert found[-1].ref is None
+    assert "7 more" in found[-1].text
+
+
+def test_an_operation_under_review_is_the_authoritys() -> None:
+    ledger = started()
+    ledger.put("operation", Operation(id="op", kind="x", idempotency_key="1", state="unknown", review=True))
+    (blocker,) = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    assert "authority" in blocker.clears_when
+
+
+def test_constraints_do_not_pause() -> None:
+    ledger = started()
+    ledger.put("constraint", ConstraintItem(id="c", text="never", source="user", told_by="authority"))
+    assert _verdict(ledger) == "continue"
