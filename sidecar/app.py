@@ -53,7 +53,7 @@ class Daemon:
         config = self.config
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(
-                Store.open(config.data_dir, on_beat=lambda: self.health.beat("writer"))
+                await Store.open(config.data_dir, on_beat=lambda: self.health.beat("writer"))
             )
             background = await stack.enter_async_context(anyio.create_task_group())
             await background.start(store.run_writer)

@@ -159,11 +159,12 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show a run's ledger, budget, checkpoints and receipts from the data directory."""
+    from sidecar.desk import budget_settings
     from sidecar.inspection import inspect_run, render
 
     loaded = _load(config)
     lanes = [lane] if lane is not None else list(loaded.lanes)
-    found = anyio.run(inspect_run, loaded.data_dir, tenant or loaded.tenant, lanes, run_id)
+    found = anyio.run(inspect_run, loaded.data_dir, tenant or loaded.tenant, lanes, run_id, budget_settings(loaded))
     if found is None:
         where = ", ".join(lanes)
         raise Refusal(ExitCode.USAGE, f"run {run_id}: not in {loaded.data_dir} (lanes looked at: {where})")

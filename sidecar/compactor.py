@@ -1,13 +1,14 @@
 """Compaction of one lane's runs: prepare, generate, validate, commit; at most one attempt per run.
 
-The shell around the core's decisions: it reads the range, asks the summariser under a time limit, and
+The shell around the core's decisions: it reads the range, asks for a summary under a time limit, and
 commits checkpoint, receipt, packet and notices in one transaction. Whatever fails, the previous
 checkpoint and the tail stay as they were.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Sequence
 
 import anyio
 import anyio.to_thread
@@ -15,43 +16,30 @@ import msgspec
 import structlog
 from anyio.abc import TaskGroup
 
-from protocol import subjects
 from protocol.codec import decode_event, digest, encode
 from protocol.errors import ProtocolError
-from protocol.handoff import Receipt
-from protocol.summary import Summary
+from protocol.handoff import Projector
 from sidecar.core import policy
-from sidecar.core.boundary import TailItem
-from sidecar.core.budget import Budget
-from sidecar.core.state import Ledger, ledger_value
+from sidecar.core.course import DeferReason, used_tokens
+from sidecar.core.exchanges import TailItem
+from sidecar.core.state import ledger_value
 from sidecar.core.tokens import estimate
 from sidecar.desk import Desk
-from sidecar.generation import Generated, Generation
+from sidecar.attempts import Attempt, Ending, Generated, Job, receipt, receipt_rows
+from sidecar.generation import Generation
 from sidecar.notices import derived_id
 from sidecar.packets import Packets, StoredBody, stored_checkpoint
 from sidecar.runs import HotRun
 from sidecar.states import state_row
 from sidecar.summarizers import SummarizerFailure
+from sidecar.view import View, copy_view
 from storage.errors import Stale, StorageError
-from storage.records import AttemptRow, CheckpointRow, JournalEntry, OutboxRow, ReceiptRow
+from storage.records import Chain, CheckpointRow, JournalEntry, OutboxRow
+
+_AT_ONCE = 4
+"""Attempts of a lane under way together; more wait."""
 
 log = structlog.get_logger(__name__)
-
-
-class Job(msgspec.Struct, kw_only=True):
-    """One need for compaction, frozen at the message where it fell due."""
-
-    run: str
-    trigger: str
-    mode: str
-    position: int
-    ledger: Ledger
-    ledger_digest: str
-    budget: Budget
-    course: policy.Course
-    chain_parent: str | None
-    session: str | None
-    reason: str = ""
 
 
 class Compactor:
@@ -62,66 +50,80 @@ class Compactor:
         self._packets = packets
         self._generation = generation
         self._tasks: TaskGroup | None = None
-        self._limit = anyio.CapacityLimiter(4)
-        self.running: dict[str, str] = {}
-        """Run → attempt id, or empty while it is still being planned."""
+        self._limit = anyio.CapacityLimiter(_AT_ONCE)
+        self.running: dict[str, Job] = {}
 
     async def run(self) -> None:
-        """Host of the attempts' tasks, until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
-            await anyio.sleep_forever()
+        """Host of the attempts' tasks, until cancelled: what is under way then is closed as interrupted at
+        the next start."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                await anyio.sleep_forever()
+        finally:
+            self._tasks = None
 
-    def prepare(self, run: str, trigger: str, reason: str = "") -> None:
-        """Freeze the run as it is now and start working; hold the lock. No second attempt beside a first."""
-        if run in self.running or self._tasks is None:
-            return
+    async def abandon(self) -> None:
+        """Start nothing new; what is being generated is given up and recorded as interrupted."""
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+            self._tasks = None
+        await self.close_interrupted()
+
+    def prepare(self, run: str, trigger: str, *, fallback: bool = False, reason: str = "") -> Job | None:
+        """Freeze the run as it is now and start working; hold the lock. None while stopping; a job that is
+        already under way is returned instead of a second one."""
+        if run in self.running:
+            return self.running[run]
+        if self._tasks is None:
+            return None
         hot = self._desk.runs.hot[run]
         mode, _ = self._desk.config.mode_for(hot.ledger.head.labels)
-        ledger = hot.ledger.snapshot()
         job = Job(
             run=run,
             trigger=trigger,
+            fallback=fallback,
             mode=mode,
-            position=ledger.head.position,
-            ledger=ledger,
-            ledger_digest=digest(ledger_value(ledger)),
-            budget=_copy(hot.view.budget, Budget),
-            course=_copy(hot.view.course, policy.Course),
-            chain_parent=hot.view.course.checkpoint_id or None,
-            session=ledger.head.session,
+            ledger=hot.ledger.snapshot(),
+            budget=copy.copy(hot.view.budget),
+            course=copy.copy(hot.view.course_of(mode)),
             reason=reason,
         )
-        self.running[run] = ""
+        self.running[run] = job
         hot.busy += 1
         self._tasks.start_soon(self._work, job)
+        return job
 
     async def _work(self, job: Job) -> None:
-        desk = self._desk
         try:
             async with self._limit:
                 await self._plan(job)
         except StorageError as error:
-            log.warning("compaction given up: storage", run=job.run, error=str(error))
+            log.warning("compaction given up: storage refuses", run=job.run, error=str(error))
         finally:
+            job.settled.set()
             self.running.pop(job.run, None)
-            hot = desk.runs.hot.get(job.run)
+            hot = self._desk.runs.hot.get(job.run)
             if hot is not None:
                 hot.busy = max(0, hot.busy - 1)
+
+    async def _hot(self, job: Job) -> HotRun:
+        """The run as it is now; hold the lock."""
+        await self._desk.runs.load([job.run])
+        return self._desk.runs.hot[job.run]
 
     # --- prepare -------------------------------------------------------------------------------------
 
     async def _plan(self, job: Job) -> None:
         desk = self._desk
+        settings = desk.budget
         with desk.metrics.phase("prepare"):
             entries = await desk.store.tail(
                 desk.tenant, desk.lane, job.run, after=job.course.covers_through, through=job.position
             )
-            items = await anyio.to_thread.run_sync(_tail_items, entries)
+            items = await anyio.to_thread.run_sync(tail_items, entries)
             plan = await anyio.to_thread.run_sync(
-                lambda: policy.plan(
-                    items, job.ledger, job.budget, job.course, desk.budget, trigger=job.trigger, now=desk.wall()
-                )
+                lambda: policy.plan(items, job.ledger, job.budget, job.course, settings, trigger=job.trigger)
             )
         match plan:
             case policy.Defer(reason=reason):
@@ -133,207 +135,366 @@ class Compactor:
             case policy.Compact():
                 await self._compact(job, plan, entries, items)
 
-    async def _deferred(self, job: Job, reason: str) -> None:
+    async def _deferred(self, job: Job, reason: DeferReason) -> None:
         desk = self._desk
+        job.deferred = reason
         async with desk.lock:
-            await desk.runs.load([job.run])
-            hot = desk.runs.hot[job.run]
-            changed = hot.view.course.deferred != reason
-            hot.view.course.deferred = reason
-            hot.view.course.deferred_at = job.position
+            course = (await self._hot(job)).view.course_of(job.mode)
             outbox: list[OutboxRow] = []
-            if changed:
+            if course.deferred != reason:
                 desk.metrics.deferred(reason)
+                key = (reason, job.ledger.head.version)
                 outbox.append(
-                    desk.voice.notice(job.run, "compaction_deferred", desk.now_text(), job.position, reason=reason)
+                    desk.voice.notice(job.run, "compaction_deferred", desk.now(), key, reason=reason)
                 )
+            course.deferred = reason
+            course.deferred_at = job.position
             await desk.commit(touched=[job.run], outbox=outbox)
 
     async def _ineffective(self, job: Job, reason: str) -> None:
         desk = self._desk
+        job.deferred = "little_new"
         async with desk.lock:
-            await desk.runs.load([job.run])
-            hot = desk.runs.hot[job.run]
+            course = (await self._hot(job)).view.course_of(job.mode)
             outbox: list[OutboxRow] = []
-            if not hot.view.course.ineffective:
-                outbox.append(desk.voice.notice(job.run, "ineffective", desk.now_text(), job.position, reason=reason))
-            policy.mark_ineffective(hot.view.course, job.budget, reason, position=job.position)
+            if not course.ineffective:
+                outbox.append(
+                    desk.voice.notice(job.run, "ineffective", desk.now(), job.position, reason=reason)
+                )
+            policy.mark_ineffective(course, job.budget, reason, position=job.position)
             await desk.commit(touched=[job.run], outbox=outbox)
 
     async def _trim(self, job: Job, plan: policy.Trim) -> None:
         desk = self._desk
+        job.deferred = "little_new"
         async with desk.lock:
-            await desk.runs.load([job.run])
-            hot = desk.runs.hot[job.run]
-            if hot.view.course.checkpoint_version != job.course.checkpoint_version:
+            hot = await self._hot(job)
+            if _moved(hot.view.course_of(job.mode), job.course):
                 return
-            policy.trimmed(hot.view.course, hot.view.budget, plan)
-            hot.view.cleared = [*hot.view.cleared, *plan.cleared]
-            outbox: list[OutboxRow] = []
-            built = None
-            if job.mode == "live":
-                built = await self._packets.build(job.run, "trimmed")
-                self._packets.published(hot, built.packet)
-                outbox.append(self._packets.row(built.packet))
-            hot.view.trims += 1
-            await desk.commit(touched=[job.run], outbox=outbox)
+            live = job.mode == "live"
+            policy.trimmed(hot.view.course_of(job.mode), hot.view.budget, plan, live=live)
+            if not live:
+                await desk.commit(touched=[job.run])
+                return
+            hot.view.trimmed(plan)
+            built = await self._packets.build(job.run, "trimmed")
+            hot.view.note_packet(built.packet)
+            await desk.commit(touched=[job.run], outbox=[self._packets.row(built.packet)])
             desk.metrics.trimmed()
-            if built is not None:
-                self._packets.count(built)
+            self._packets.count(built)
 
-    # --- generate, validate, commit --------------------------------------------------------------------
+    # --- generate ------------------------------------------------------------------------------------
 
     async def _compact(
-        self, job: Job, plan: policy.Compact, entries: list[JournalEntry], items: list[TailItem]
+        self, job: Job, plan: policy.Compact, entries: Sequence[JournalEntry], items: Sequence[TailItem]
     ) -> None:
         desk = self._desk
         if plan.rebuild:
             entries = await desk.store.tail(desk.tenant, desk.lane, job.run, after=0, through=plan.through)
-            items = await anyio.to_thread.run_sync(_tail_items, entries)
+            items = await anyio.to_thread.run_sync(tail_items, entries)
         covered = [item for item in items if item.position <= plan.through]
-        range_digest = _range_digest(entries, plan.through)
-        started = desk.now_text()
-        first = 1 if plan.rebuild else plan.first
-        async with desk.lock:
-            await desk.runs.load([job.run])
-            hot = desk.runs.hot[job.run]
-            hot.view.course.attempts += 1
-            attempt_id = derived_id(
-                "at", desk.tenant, desk.lane, job.run, hot.view.course.attempts, first, plan.through
-            )
-            self.running[job.run] = attempt_id
-            await desk.commit(
-                touched=[job.run],
-                open_attempt=AttemptRow(
-                    attempt_id=attempt_id,
-                    run=job.run,
-                    trigger=job.trigger,
-                    first=first,
-                    through=plan.through,
-                    range_digest=range_digest,
-                    handoff_position=job.position,
-                    ledger_digest=job.ledger_digest,
-                    started_at=started,
-                    body=b"",
-                ),
-                outbox=[
-                    desk.voice.notice(
-                        job.run, "compaction_started", started, attempt_id, attempt_id=attempt_id
-                    )
-                ],
-            )
-        attempt = Attempt(
-            attempt_id=attempt_id,
-            job=job,
-            plan=plan,
-            first=first,
-            range_digest=range_digest,
-            started_at=started,
-            number=hot.view.course.failures + 1,
-        )
+        ledger_digest = await anyio.to_thread.run_sync(lambda: digest(ledger_value(job.ledger)))
+        attempt = await self._open(job, plan, range_digest(entries, plan.through), ledger_digest)
+        previous = None
+        if not plan.rebuild:
+            row = await desk.store.newest_checkpoint(desk.tenant, desk.lane, job.run, chain=_chain(job.mode))
+            previous = None if row is None else stored_checkpoint(row).summary
         try:
-            previous = None
-            if not plan.rebuild:
-                checkpoint = await self._packets.checkpoint(job.run)
-                previous = checkpoint.summary if checkpoint is not None else None
             generated = await self._generation.generate(
-                attempt_id=attempt_id,
-                run=job.run,
-                ledger=job.ledger,
-                runs=desk.runs.ledgers,
+                attempt,
+                runs={**desk.runs.ledgers, job.run: job.ledger},
                 covered=covered,
-                first=first,
-                through=plan.through,
                 previous=previous,
-                tokens_before=job.budget.used(),
+                range_tokens=plan.range_tokens + job.course.packet_tokens,
             )
         except SummarizerFailure as failure:
-            await self._failed(attempt, failure.reason, [])
+            log.warning("summary failed", run=job.run, reason=failure.reason, error=str(failure))
+            await self._failed(attempt, failure.reason, ())
             return
         if not generated.verdict.accepted:
-            await self._failed(attempt, "invalid", list(generated.verdict.violations), generated)
+            await self._failed(attempt, "invalid", generated.verdict.violations, generated)
             return
-        await self._commit(attempt, generated)
+        await self._commit(attempt, plan, generated)
 
-    async def _commit(self, attempt: Attempt, generated: Generated) -> None:
-        desk, job, plan = self._desk, attempt.job, attempt.plan
+    async def _open(
+        self, job: Job, plan: policy.Compact, covers_digest: str, ledger_digest: str
+    ) -> Attempt:
+        desk = self._desk
         async with desk.lock:
-            await desk.runs.load([job.run])
-            hot = desk.runs.hot[job.run]
-            course = hot.view.course
-            if course.checkpoint_version != job.course.checkpoint_version or job.mode == "observe":
-                await self._close(attempt, hot, outcome="stale", reason="another checkpoint is newest")
-                return
-            finished = desk.now_text()
-            body = StoredBody(
-                summarizer=generated.summarizer,
-                projector=generated.projector,
-                summary=generated.verdict.summary,
-                attempt_id=attempt.attempt_id,
+            hot = await self._hot(job)
+            course = hot.view.course_of(job.mode)
+            course.attempts += 1
+            attempt = Attempt(
+                attempt_id=derived_id(
+                    "at", desk.tenant, desk.lane, job.run, job.mode, course.attempts, plan.through
+                ),
+                job=job,
+                first=plan.first,
+                through=plan.through,
+                range_digest=covers_digest,
+                handoff_position=job.position,
+                ledger_digest=ledger_digest,
+                number=course.attempt,
+                started_at=desk.now_text(),
+                session=job.ledger.head.session,
             )
-            encoded = encode(body)
-            row = CheckpointRow(
-                checkpoint_id=derived_id("cp", desk.tenant, desk.lane, job.run, attempt.range_digest, digest(body)),
-                run=job.run,
-                chain="live" if job.mode == "live" else "shadow",
-                version=course.checkpoint_version + 1,
-                parent_id=job.chain_parent,
-                covers_through=plan.through,
-                event_id=plan.event_id,
-                range_digest=attempt.range_digest,
-                created_at=finished,
-                body=encoded,
+            started = desk.voice.notice(
+                job.run, "compaction_started", desk.now(), attempt.attempt_id, attempt_id=attempt.attempt_id
             )
-            used_before = hot.view.budget.used()
-            hot.view.committed(row, plan, hot.ledger.head)
-            outbox: list[OutboxRow] = []
-            built = None
-            tokens_after = used_before
-            if job.mode == "live":
-                checkpoint = stored_checkpoint(row)
-                built = self._packets.build_with(job.run, "compacted", checkpoint)
-                tokens_after = hot.view.after_take_up(built.tokens)
-                if not policy.gains(used_before, tokens_after, plan, desk.budget):
-                    desk.runs.discard()
-                    await desk.runs.load([job.run])
-                    await self._close(
-                        attempt, desk.runs.hot[job.run], outcome="failed", reason="invalid", violations=["no_gain"]
-                    )
+            await desk.commit(touched=[job.run], open_attempt=attempt.row(), outbox=[started])
+        job.attempt_id = attempt.attempt_id
+        job.settled.set()
+        return attempt
+
+    # --- commit --------------------------------------------------------------------------------------
+
+    async def _commit(self, attempt: Attempt, plan: policy.Compact, generated: Generated) -> None:
+        desk, job = self._desk, attempt.job
+        with desk.metrics.phase("commit"):
+            async with desk.lock:
+                hot = await self._hot(job)
+                mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
+                if _moved(hot.view.course_of(job.mode), job.course) or mode != job.mode or bypass:
+                    await self._close(attempt, hot, "stale", "another checkpoint is newest, or the mode changed")
                     return
-                built = hot.view.fix_budget(built, used_before, tokens_after)
-                self._packets.published(hot, built.packet)
-                outbox.append(state_row(desk, hot, checkpoint))
-                outbox.append(self._packets.row(built.packet))
-            receipt = self._receipt(
-                attempt,
-                outcome="applied" if job.mode == "live" else "shadow",
-                reason="",
-                finished_at=finished,
-                tokens={
-                    "before": used_before,
-                    "after": tokens_after,
-                    "packet": 0 if built is None else built.tokens,
-                    **generated.tokens(),
-                },
-                generated=generated,
-                checkpoint_id=row.checkpoint_id,
-                built=built,
+                if not await self._unchanged(attempt):
+                    await self._close(attempt, hot, "failed", "storage")
+                    return
+                row = self._checkpoint_row(attempt, plan, generated)
+                if job.mode == "live":
+                    await self._apply(attempt, plan, generated, hot, row)
+                else:
+                    await self._shadow(attempt, plan, generated, hot, row)
+
+    async def _unchanged(self, attempt: Attempt) -> bool:
+        """Whether the range reads as it did when the attempt began."""
+        desk = self._desk
+        entry = await desk.store.entry(desk.tenant, desk.lane, attempt.run, position=attempt.through)
+        return entry is not None and f"sha256:{entry.chain.hex()}" == attempt.range_digest
+
+    def _checkpoint_row(self, attempt: Attempt, plan: policy.Compact, generated: Generated) -> CheckpointRow:
+        desk, job = self._desk, attempt.job
+        body = StoredBody(
+            summarizer=generated.summarizer,
+            projector=generated.projector,
+            attempt_id=attempt.attempt_id,
+            parent_checkpoint_id=job.course.checkpoint_id or None,
+            summary=generated.verdict.summary,
+        )
+        version = job.course.checkpoint_version + 1
+        return CheckpointRow(
+            checkpoint_id=derived_id(
+                "cp", desk.tenant, desk.lane, job.run, job.mode, version, attempt.range_digest, digest(body.summary)
+            ),
+            run=job.run,
+            chain=_chain(job.mode),
+            version=version,
+            parent_id=job.course.checkpoint_id or None,
+            covers_through=plan.through,
+            event_id=plan.event_id or "",
+            range_digest=attempt.range_digest,
+            created_at=desk.now_text(),
+            body=encode(body),
+        )
+
+    async def _apply(
+        self, attempt: Attempt, plan: policy.Compact, generated: Generated, hot: HotRun, row: CheckpointRow
+    ) -> None:
+        """Live: checkpoint, receipt, state, packet and course in one transaction."""
+        desk, job = self._desk, attempt.job
+        settings = desk.budget
+        checkpoint = stored_checkpoint(row)
+        view: View = copy_view(hot.view)
+        used = max(0, view.budget.used())
+        view.covered(plan, job.budget)
+        draft = self._packets.build_with(job.run, "compacted", checkpoint, view)
+        # The text names no figure, so that the second build differs in nothing but these.
+        after = view.after_take_up(draft.text_tokens)
+        figures = view.figures(settings)._replace(used_before=used, used_after=max(0, min(after, used)))
+        if not policy.gains(used, after, plan, settings):
+            await self._failed_locked(attempt, hot, "invalid", ("no_gain",), generated)
+            return
+        built = self._packets.build_with(job.run, "compacted", checkpoint, view, figures)
+        policy.committed(
+            view.course,
+            view.budget,
+            plan,
+            checkpoint_id=row.checkpoint_id,
+            live=True,
+            packet_tokens=built.text_tokens,
+            tail_tokens=max(0, view.tail_now()),
+        )
+        view.last_attempt = attempt.attempt_id
+        view.note_packet(built.packet)
+        for code in generated.verdict.violations:
+            view.violations[code] = view.violations.get(code, 0) + 1
+        hot.view = view
+        state = state_row(desk, hot, checkpoint)
+        ending = Ending("applied", None, used, figures.used_after, generated=generated, built=built, checkpoint=row)
+        message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
+        outbox = [*([state] if state is not None else []), self._packets.row(built.packet), message]
+        try:
+            await desk.commit(
+                touched=[job.run],
+                outbox=outbox,
+                close_attempt=attempt.attempt_id,
+                checkpoint=row,
+                receipt=stored,
             )
-            outbox.append(self._receipt_row(receipt))
-            try:
-                await desk.commit(
-                    touched=[job.run],
-                    outbox=outbox,
-                    close_attempt=attempt.attempt_id,
-                    checkpoint=row,
-                    receipt=self._stored(receipt),
+        except Stale:
+            await self._close(attempt, await self._hot(job), "stale", "another checkpoint is newest")
+            return
+        self._packets.forget(job.run)
+        for code in generated.verdict.violations:
+            desk.metrics.violation(code)
+        desk.metrics.compacted("applied", job.trigger, used, figures.used_after)
+        self._packets.count(built)
+        log.info("compacted", run=job.run, through=plan.through, before=used, after=figures.used_after)
+
+    async def _shadow(
+        self, attempt: Attempt, plan: policy.Compact, generated: Generated, hot: HotRun, row: CheckpointRow
+    ) -> None:
+        """Shadow: a checkpoint in a chain of its own and a receipt; nothing the agent sees changes."""
+        desk, job = self._desk, attempt.job
+        view = hot.view
+        used = used_tokens(view.budget, view.shadow)
+        policy.committed(view.shadow, view.budget, plan, checkpoint_id=row.checkpoint_id, live=False)
+        after = used_tokens(view.budget, view.shadow)
+        ending = Ending("shadow", None, used, after, generated=generated, checkpoint=row)
+        message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
+        try:
+            await desk.commit(
+                touched=[job.run],
+                outbox=[message],
+                close_attempt=attempt.attempt_id,
+                checkpoint=row,
+                receipt=stored,
+            )
+        except Stale:
+            await self._close(attempt, await self._hot(job), "stale", "another checkpoint is newest")
+            return
+        desk.metrics.compacted("shadow", job.trigger, used, after)
+
+    # --- other ends ------------------------------------------------------------------------------------
+
+    async def _failed(
+        self,
+        attempt: Attempt,
+        reason: str,
+        violations: Sequence[str],
+        generated: Generated | None = None,
+    ) -> None:
+        async with self._desk.lock:
+            await self._failed_locked(attempt, await self._hot(attempt.job), reason, violations, generated)
+
+    async def _failed_locked(
+        self,
+        attempt: Attempt,
+        hot: HotRun,
+        reason: str,
+        violations: Sequence[str],
+        generated: Generated | None,
+    ) -> None:
+        desk = self._desk
+        course = hot.view.course_of(attempt.job.mode)
+        if not _moved(course, attempt.job.course):
+            policy.failed(course, reason, now=desk.wall(), settings=desk.budget)
+        for code in violations:
+            hot.view.violations[code] = hot.view.violations.get(code, 0) + 1
+            desk.metrics.violation(code)
+        desk.metrics.failed(reason)
+        await self._close(attempt, hot, "failed", reason, violations, generated)
+
+    async def _close(
+        self,
+        attempt: Attempt,
+        hot: HotRun,
+        outcome: str,
+        reason: str,
+        violations: Sequence[str] = (),
+        generated: Generated | None = None,
+    ) -> None:
+        """Close the attempt with a receipt and nothing else; hold the lock."""
+        desk = self._desk
+        used = max(0, hot.view.budget.used())
+        if outcome == "stale":
+            policy.given_up(hot.view.course_of(attempt.job.mode))
+        hot.view.last_attempt = attempt.attempt_id
+        ending = Ending(outcome, reason, used, used, violations=violations, generated=generated)
+        message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
+        try:
+            await desk.commit(
+                touched=[attempt.run], outbox=[message], close_attempt=attempt.attempt_id, receipt=stored
+            )
+        except Stale:
+            # Closed already, as interrupted, by a start in between.
+            return
+        desk.metrics.compacted(outcome, attempt.job.trigger)
+
+    async def close_interrupted(self) -> None:
+        """Every attempt still open ends ``failed``/``interrupted``; the next one has a new id."""
+        desk = self._desk
+        for row in await desk.store.open_attempts(desk.tenant, desk.lane):
+            async with desk.lock:
+                await desk.runs.load([row.run])
+                hot = desk.runs.hot[row.run]
+                body = msgspec.json.decode(row.body)
+                course = hot.view.course_of(body["mode"])
+                policy.failed(course, "interrupted", now=desk.wall(), settings=desk.budget)
+                job = Job(
+                    run=row.run,
+                    trigger=row.trigger,
+                    fallback=False,
+                    mode=body["mode"],
+                    ledger=hot.ledger.snapshot(),
+                    budget=hot.view.budget,
+                    course=copy.copy(course),
                 )
-            except Stale:
-                await desk.runs.load([job.run])
-                await self._close(attempt, desk.runs.hot[job.run], outcome="stale", reason="parent moved")
-                return
-            self._packets.forget(job.run)
-            desk.metrics.compacted(receipt.outcome, job.trigger, used_before, tokens_after)
-            if built is not None:
-                self._packets.count(built)
-            log.info("compacted", run=job.run, through=plan.through, before=used_before, after=tokens_after)
+                attempt = Attempt(
+                    attempt_id=row.attempt_id,
+                    job=job,
+                    first=row.first,
+                    through=row.through,
+                    range_digest=row.range_digest,
+                    handoff_position=row.handoff_position,
+                    ledger_digest=row.ledger_digest,
+                    number=body["number"],
+                    started_at=row.started_at,
+                )
+                desk.metrics.failed("interrupted")
+                await self._close(attempt, hot, "failed", "interrupted")
+
+
+def _moved(now: policy.Course, then: policy.Course) -> bool:
+    return now.checkpoint_version != then.checkpoint_version or now.checkpoint_id != then.checkpoint_id
+
+
+def _chain(mode: str) -> Chain:
+    return "live" if mode == "live" else "shadow"
+
+
+def tail_items(entries: Sequence[JournalEntry]) -> list[TailItem]:
+    """Stored messages of ``event`` and ``authority`` as the core reads them. CPU only: run it off the loop."""
+    items: list[TailItem] = []
+    for entry in entries:
+        if entry.channel == "record":
+            continue
+        try:
+            event = decode_event(entry.body, channel=entry.channel)
+        except ProtocolError:
+            # Accepted by an older version under rules that were wider; it weighs nothing and is covered.
+            continue
+        items.append(
+            TailItem(
+                position=entry.position, channel=entry.channel, event=event, tokens=estimate(event).tokens
+            )
+        )
+    return items
+
+
+def range_digest(entries: Sequence[JournalEntry], through: int) -> str:
+    """Digest of positions 1 to ``through``: the run's hash chain at that message."""
+    entry = next(item for item in entries if item.position == through and item.channel != "record")
+    return f"sha256:{entry.chain.hex()}"
+
+

@@ -21,6 +21,7 @@ from sidecar.notices import derived_id
 from sidecar.runs import HotRun
 from sidecar.transport.errors import TransportError
 from sidecar.transport.publisher import LanePublisher
+from sidecar.view import decode_view
 
 _TICK_SECONDS = 0.25
 _AGAIN_SECONDS = 10.0
@@ -88,7 +89,7 @@ class Deadlines:
         """Until cancelled. Starts with everything that was waiting when the daemon last stopped."""
         for summary in await self._desk.store.runs(self._desk.tenant, self._desk.lane):
             if not summary.finished:
-                view = self._desk.runs.decode_view(summary.view)
+                view = decode_view(summary.view)
                 self.watch(summary.run, list(view.since.items()))
         while True:
             now = self._desk.wall()
@@ -119,16 +120,33 @@ class Deadlines:
             log.info("record not published, tried again later", run=run, record=key, error=str(error))
         return True
 
+    def _envelope(self) -> dict[str, Any]:
+        return {"v": 1, "at": self._desk.now(), "epoch": self._desk.voice.epoch}
+
+    async def declare_stream_gap(self, run: str, before: int) -> None:
+        """Say on the run's record channel that messages of the stream before ``before`` may have been its own."""
+        async with self._desk.lock:
+            await self._desk.runs.load([run])
+            hot = self._desk.runs.hot[run]
+            first = hot.view.stream_seq + 1
+        event = GapDeclared(
+            id=derived_id("stream-gap", run, first, before),
+            stream_from=first,
+            stream_through=max(first, before - 1),
+            **self._envelope(),
+        )
+        subject = subjects.inbound(self._desk.tenant, self._desk.lane, run, "record")
+        try:
+            await self._publisher.publish_record(subject, encode(event))
+        except TransportError as error:
+            log.warning("lost history not declared yet", run=run, error=str(error))
+
     def _record(self, item: Any, kind: str, item_id: str) -> Event | None:
         if item is None:
             return None
-        desk = self._desk
-        known = {
-            "v": 1,
-            "at": datetime.fromisoformat(desk.now_text()),
-            "epoch": desk.voice.epoch,
-        }
+        known: dict[str, Any] = self._envelope()
         if kind == "operation":
+            # A dispatch is one occasion: however often it is noticed, it is one record.
             record_id = derived_id("timed-out", item_id, item.dispatched_at)
             return OperationTimedOut(id=record_id, operation_id=item_id, **known)
         if kind == "call":
@@ -139,6 +157,7 @@ class Deadlines:
             return GapDeclared(
                 id=derived_id("gap", item_id, item.through),
                 session=item.session,
+                channel=item.channel,
                 from_=item.first,
                 through=item.through,
                 **known,

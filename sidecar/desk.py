@@ -30,6 +30,16 @@ def rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def moment(seconds: float) -> datetime:
+    """Wall-clock seconds as a moment in UTC, to the millisecond."""
+    return datetime.fromisoformat(rfc3339(seconds))
+
+
+def moment_of(text: str) -> datetime:
+    """A moment from its RFC 3339 text."""
+    return datetime.fromisoformat(text)
+
+
 def budget_settings(config: Config) -> BudgetSettings:
     """The part of the configuration that the core's budget and compaction rules read."""
     b = config.budget
@@ -43,6 +53,9 @@ def budget_settings(config: Config) -> BudgetSettings:
         user_tokens=b.user_tokens,
         result_tokens=b.result_tokens,
         min_gain=b.min_gain,
+        rebuild_every=config.summarizer.rebuild_every,
+        max_attempts=config.summarizer.max_attempts,
+        fallback=config.summarizer.fallback == "digest",
     )
 
 
@@ -73,6 +86,8 @@ class Desk:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     cursor: Cursor = field(default_factory=lambda: Cursor(stream_seq=0, stream_created=""))
     lag: int = 0
+    rebuilt: bool = False
+    """The lane's history was read from the stream into an empty store: a takeover."""
     caught_up: bool = False
     max_payload: int = 1 << 20
     lease_valid: Callable[[], bool] = lambda: False
@@ -83,7 +98,12 @@ class Desk:
     def budget(self) -> BudgetSettings:
         return budget_settings(self.config)
 
+    def now(self) -> datetime:
+        """The wall clock, UTC, to the millisecond."""
+        return moment(self.wall())
+
     def now_text(self) -> str:
+        """The same as the wire writes it."""
         return rfc3339(self.wall())
 
     async def commit(

@@ -15,7 +15,7 @@ from sidecar.core import state
 from sidecar.core.budget import BudgetSettings
 from sidecar.core.protected import protected_digest, protected_view
 from sidecar.logs import visible
-from sidecar.runs import decode_view
+from sidecar.view import decode_view
 from storage.store import Store
 
 

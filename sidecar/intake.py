@@ -30,7 +30,7 @@ _REJECTIONS_A_MINUTE = 60
 
 log = structlog.get_logger(__name__)
 
-Key = tuple[str, str, str]
+Key = tuple[str, subjects.Channel, str]
 """(run, channel, identity): what two deliveries of one message have in common."""
 
 
@@ -57,6 +57,10 @@ class Chunk:
         self.outbox: list[OutboxRow] = []
         self.touched: set[str] = set()
         self.meta: dict[str, bytes] = {}
+        self.said: dict[tuple[str, str], int] = {}
+        """(run, violation code) → notices in this transaction."""
+        self.states: set[str] = set()
+        """Runs whose state goes to the state stream."""
         self.after: list[Callable[[], None]] = []
         """Called after COMMIT, under the lock: counters, waiters, compactions to prepare."""
 
@@ -73,13 +77,14 @@ class Intake:
         self._desk = desk
         self._observer = observer
         self._minute: dict[str, tuple[int, int]] = {}
+        self._lane_stored = b""
 
     async def take(self, deliveries: Sequence[Delivery]) -> None:
         """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory."""
         desk = self._desk
         incoming = [self._decode(delivery) for delivery in deliveries]
         async with desk.lock:
-            names = {item.run for item in incoming if item.run is not None and item.event is not None}
+            names = {item.run for item in incoming if item.run not in (None, subjects.LANE_TOKEN)}
             for item in incoming:
                 if item.event is not None:
                     names.update(core.touches(item.event))
@@ -115,26 +120,24 @@ class Intake:
         except ProtocolError as error:
             item.problem = error
             return item
-        name = identity(item.event)
-        if "#" in name:
-            # The id names an item: two different statements about one item are two events, and what the
-            # second may still change is for the ledger to say.
-            name = f"{name}#{item.sha256.hex()}"
-        item.key = (address.run, address.channel, name)
+        item.key = (address.run, address.channel, identity(item.event))
         return item
 
     async def _known(self, incoming: Sequence[Incoming]) -> dict[Key, bytes]:
-        """The payload digests of those keys that were accepted before."""
+        """The payload digests of those keys that were accepted before, by key."""
         desk = self._desk
-        maybe = [
-            item.key
-            for item in incoming
-            if item.key is not None and desk.store.maybe_known(desk.tenant, desk.lane, item.key)
-        ]
-        if not maybe:
-            return {}
-        found = await desk.store.find_ids(desk.tenant, desk.lane, maybe)
-        return {key: stored.sha256 for key, stored in found.items()}
+        known: dict[Key, bytes] = {}
+        asked = {item.key for item in incoming if item.key is not None}
+        turn = 1
+        while asked:
+            maybe = [key for key in asked if desk.store.maybe_known(desk.tenant, desk.lane, *key)]
+            if not maybe:
+                break
+            found = await desk.store.find_ids(desk.tenant, desk.lane, maybe)
+            known.update((key, stored.sha256) for key, stored in found.items())
+            turn += 1
+            asked = {_again(key, turn) for key in found if _names_item(key)}
+        return known
 
     async def _chunk(self, incoming: Sequence[Incoming], start: int, known: dict[Key, bytes]) -> int:
         """Fold from ``start`` up to the end or to where a compaction falls due; commit; returns the next."""
@@ -147,7 +150,11 @@ class Intake:
                 break
         last = incoming[index - 1].delivery
         desk = self._desk
-        chunk.touched |= desk.runs.join_families([name for name in chunk.touched if name in desk.runs.ledgers])
+        chunk.touched |= desk.runs.join_families(chunk.touched)
+        chunk.outbox.extend(await self._observer.states(chunk.states))
+        lane_state = desk.runs.lane_bytes()
+        if lane_state != self._lane_stored:
+            chunk.meta[lane_key(desk.tenant, desk.lane)] = lane_state
         await desk.commit(
             touched=chunk.touched,
             journal=chunk.journal,
@@ -155,6 +162,7 @@ class Intake:
             cursor=Cursor(stream_seq=last.stream_seq, stream_created=desk.cursor.stream_created),
             meta=chunk.meta,
         )
+        self._lane_stored = lane_state
         for tell in chunk.after:
             tell()
         return index
@@ -165,18 +173,24 @@ class Intake:
         if item.problem is not None or item.event is None or item.run is None or item.key is None:
             self._reject(item, item.problem, chunk)
             return False
-        before = known.get(item.key)
-        if before is not None:
+        turn = 1
+        while (before := known.get(item.key)) is not None:
             if before == item.sha256:
                 chunk.after.append(desk.metrics.duplicate)
                 return False
+            if _names_item(item.key):
+                # Two different statements about one item are two messages; what the second may still
+                # change is for the ledger to say.
+                turn += 1
+                item.key = _again(item.key, turn)
+                continue
             conflict = ProtocolError(
                 "duplicate_conflict",
                 f"id {item.event.id} was used before with other bytes; the first stands",
                 item.event.id,
             )
             self._reject(item, conflict, chunk)
-            self._observer.rejected(item.run, "duplicate_conflict", item, chunk)
+            self._observer.conflict(item.run, item, chunk)
             return False
         if item.run == subjects.LANE_TOKEN:
             self._lane_record(item.event, chunk)
@@ -190,7 +204,7 @@ class Intake:
         )
         if outcome.rejection is not None:
             code, detail = outcome.rejection
-            self._reject(item, ProtocolError(code, detail, item.event.id), chunk)
+            self._reject(item, ProtocolError(code, detail, item.event.id), chunk)  # type: ignore[arg-type]
             if item.run in desk.runs.ledgers:
                 self._observer.after_rejection(item.run, outcome, item, chunk)
             return False
@@ -198,6 +212,7 @@ class Intake:
         hot = desk.runs.of(item.run)
         hot.chain = hashlib.sha256(hot.chain + item.sha256).digest()
         chunk.journal.append(self._entry(item, hot))
+        chunk.touched |= outcome.touched
         chunk.touched.add(item.run)
         return self._observer.folded(item.run, hot, outcome, item, chunk)
 
@@ -221,12 +236,23 @@ class Intake:
         desk = self._desk
         if isinstance(event, SettingsApplied):
             core.fold_settings(desk.runs.lane, event)
-            chunk.meta[lane_key(desk.tenant, desk.lane)] = msgspec.msgpack.encode(desk.runs.lane)
+
+    def _came(self, item: Incoming, code: str, chunk: Chunk) -> None:
+        """A refused message of a known run is no lost one: its number counts, and its code if that is a
+        violation of the run. The fold does this itself for what it refuses."""
+        ledger = self._desk.runs.ledgers.get(item.run) if item.run is not None else None
+        if ledger is None or item.run is None or code == "not_authorized":
+            return
+        try:
+            numbered = _NUMBERED.decode(item.delivery.payload)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return
+        core.note_rejected(ledger, code, channel=item.channel, session=numbered.session, seq=numbered.seq)
+        chunk.touched.add(item.run)
 
     def _reject(self, item: Incoming, problem: ProtocolError | None, chunk: Chunk) -> None:
         desk = self._desk
         problem = problem if problem is not None else ProtocolError("malformed", "no message")
-        chunk.after.append(lambda: desk.metrics.rejected(problem.code))
         minute = int(item.delivery.stamp // 60)
         token = item.run or subjects.NO_RUN_TOKEN
         seen, count = self._minute.get(token, (minute, 0))
@@ -234,13 +260,16 @@ class Intake:
         if len(self._minute) > 10_000:
             self._minute.clear()
         self._minute[token] = (minute, count)
-        if count > _REJECTIONS_A_MINUTE:
+        self._came(item, problem.code, chunk)
+        published = count <= _REJECTIONS_A_MINUTE
+        chunk.after.append(lambda: desk.metrics.rejected(problem.code, published=published))
+        if not published:
             return
         log.info("message rejected", run=token, code=problem.code, stream_seq=item.delivery.stream_seq)
         chunk.outbox.append(
             desk.voice.rejected(
                 item.run,
-                desk.now_text(),
+                desk.now(),
                 item.delivery.stream_seq,
                 item.delivery.subject,
                 problem.code,
@@ -248,6 +277,27 @@ class Intake:
                 problem.event_id,
             )
         )
+
+
+class _Numbered(msgspec.Struct):
+    """What of a refused message tells that its number came."""
+
+    session: str | None = None
+    seq: int | None = None
+
+
+_NUMBERED = msgspec.json.Decoder(_Numbered)
+
+
+def _names_item(key: Key) -> bool:
+    """Whether the message's id is that of the item it speaks of (``protocol.events.identity``)."""
+    return "#" in key[2]
+
+
+def _again(key: Key, turn: int) -> Key:
+    """The key of the ``turn``-th different message of one type about one item."""
+    first = "#".join(key[2].split("#")[:2])
+    return (key[0], key[1], f"{first}#{turn}")
 
 
 def decode_lane(body: bytes) -> Lane:

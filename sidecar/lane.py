@@ -30,6 +30,7 @@ from sidecar.observer import Observer
 from sidecar.packets import Packets
 from sidecar.relay import Relay
 from sidecar.responder import Responder
+from sidecar.summarizers.choice import build_summarizers
 from sidecar.runs import Runs
 from sidecar.transport.errors import Fenced, TransportError, Unavailable
 from sidecar.transport.jetstream import Link
@@ -38,7 +39,7 @@ from sidecar.transport.ownership import LaneClaim
 from sidecar.transport.publisher import LanePublisher
 from sidecar.transport.pump import Pump
 from storage.errors import StorageError, StorageFull
-from storage.records import Cursor
+from storage.records import Cursor, Unit
 from storage.store import Store
 
 _NEXT_SECONDS = 1.0
@@ -106,7 +107,7 @@ class LaneService:
         epoch = await self._unless(stop, claim.claim)
         if epoch is None:
             return
-        await self._store.set_meta(f"owner/{tenant}/{lane}", self._owner.encode())
+        await self._store.commit(Unit(tenant=tenant, lane=lane, meta={f"owner/{tenant}/{lane}": self._owner.encode()}))
         desk = Desk(
             tenant=tenant,
             lane=lane,
@@ -134,7 +135,7 @@ class LaneService:
     async def _serve(self, desk: Desk, publisher: LanePublisher, claim: LaneClaim, stop: anyio.Event) -> None:
         await _settings(desk, publisher)
         packets = Packets(desk)
-        generation = Generation(desk)
+        generation = Generation(desk, *build_summarizers(desk.config))
         compactor = Compactor(desk, packets, generation)
         await compactor.close_interrupted()
         deadlines = Deadlines(desk, publisher)

@@ -7,7 +7,10 @@ Nothing here decides whether to send.
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime
 from typing import Any
+
+from msgspec import UNSET
 
 from protocol import subjects
 from protocol.codec import encode
@@ -29,10 +32,10 @@ class Voice:
         self.lane = lane
         self.epoch = 0
 
-    def notice(self, run: str, kind: str, at: str, key: object, **fields: Any) -> OutboxRow:
+    def notice(self, run: str, kind: str, at: datetime, key: object, **fields: Any) -> OutboxRow:
         """One ``run.notice``; ``key`` tells two notices of the same kind apart (a position, an id)."""
         notice_id = derived_id("nt", self.tenant, self.lane, run, kind, key, self.epoch)
-        body = Notice(
+        body: Any = Notice(
             tenant=self.tenant,
             lane=self.lane,
             run=run,
@@ -50,7 +53,7 @@ class Voice:
         )
 
     def rejected(
-        self, run: str | None, at: str, stream_seq: int, subject: str, code: str, detail: str, event_id: str | None
+        self, run: str | None, at: datetime, stream_seq: int, subject: str, code: str, detail: str, event_id: str | None
     ) -> OutboxRow:
         """One ``message.rejected``; a run that cannot be told becomes the token ``_``."""
         token = run if run is not None else subjects.NO_RUN_TOKEN
@@ -64,7 +67,7 @@ class Voice:
             subject=subject,
             code=code,  # type: ignore[arg-type]
             detail=detail,
-            **({} if event_id is None else {"event_id": event_id}),
+            event_id=UNSET if event_id is None else event_id,
         )
         return OutboxRow(
             stream="rejected",

@@ -8,11 +8,12 @@ where it met that record. Whatever is unsure is answered ``unavailable``; nothin
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Literal
 
 import anyio
 import msgspec
 import structlog
+from msgspec import UNSET
 
 from protocol import asks, subjects
 from protocol.codec import encode
@@ -21,7 +22,7 @@ from protocol.events import AuthorizationRequested
 from protocol.handoff import CoversThrough
 from protocol.identifiers import is_token
 from sidecar.compactor import Compactor
-from sidecar.core import gate
+from sidecar.core import gate, policy
 from sidecar.core.gate import Decision
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
@@ -173,7 +174,7 @@ class Responder:
                         through=gap.through,
                         channel=gap.channel,
                         state="declared" if gap.declared else "open",
-                        **({} if gap.session is None else {"session": gap.session}),
+                        session=UNSET if gap.session is None else gap.session,
                     )
                     for gap in ledger.active["gap"].values()
                 ),
@@ -189,13 +190,11 @@ class Responder:
             return encode(reply)
 
     def _compaction(self, run: str, hot: HotRun) -> asks.StatusCompaction:
-        attempt = self._compactor.running.get(run)
-        if attempt is not None:
-            return (
-                asks.StatusCompaction(state="running", attempt_id=attempt)
-                if attempt
-                else asks.StatusCompaction(state="due")
-            )
+        job = self._compactor.running.get(run)
+        if job is not None:
+            if job.attempt_id:
+                return asks.StatusCompaction(state="running", attempt_id=job.attempt_id)
+            return asks.StatusCompaction(state="due")
         reason = hot.view.course.deferred
         if reason:
             return asks.StatusCompaction(state="deferred", reason=reason)
@@ -205,26 +204,43 @@ class Responder:
         desk = self._desk
         async with desk.lock:
             hot = await self._hot(run)
-            if run in self._compactor.running:
-                return self._compact_reply("running", self._compactor.running[run])
+            job = self._compactor.running.get(run)
+            if job is not None:
+                return self._compact_reply("running", job.attempt_id)
             mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
-            if mode == "observe" or bypass:
-                return self._compact_reply("deferred", "", "mode")
-            self._compactor.prepare(run, "requested", request.reason or "")
-        while self._compactor.running.get(run) == "":
-            await anyio.sleep(0.005)
-        attempt = self._compactor.running.get(run) or hot.view.course.last_attempt
-        if run in self._compactor.running or hot.view.course.last_attempt_requested:
-            return self._compact_reply("started", attempt)
-        return self._compact_reply("deferred", "", hot.view.course.deferred or "little_new")
+            step = policy.decide(
+                hot.ledger,
+                hot.view.budget,
+                hot.view.course_of(mode),
+                desk.budget,
+                mode=mode,
+                bypass=bypass,
+                now=desk.wall(),
+                requested=True,
+            )
+            if isinstance(step, policy.Defer):
+                return self._compact_reply("deferred", reason=step.reason)
+            if not isinstance(step, policy.Prepare):
+                return self._compact_reply("deferred", reason="cool_down")
+            job = self._compactor.prepare(
+                run, step.trigger, fallback=step.fallback, reason=request.reason or ""
+            )
+        if job is None:
+            raise AskRefused("unavailable", "the daemon is stopping; ask again")
+        await job.settled.wait()
+        if job.attempt_id:
+            return self._compact_reply("started", job.attempt_id)
+        return self._compact_reply("deferred", reason=job.deferred or "cool_down")
 
-    def _compact_reply(self, state: Any, attempt_id: str, reason: str = "") -> bytes:
+    def _compact_reply(
+        self, state: Literal["started", "running", "deferred"], attempt_id: str = "", *, reason: str = ""
+    ) -> bytes:
         return encode(
             asks.CompactReply(
                 epoch=self._desk.voice.epoch,
                 state=state,
-                **({"attempt_id": attempt_id} if attempt_id else {}),
-                **({"reason": reason} if reason else {}),
+                attempt_id=attempt_id or UNSET,
+                reason=reason or UNSET,
             )
         )
 

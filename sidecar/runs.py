@@ -13,49 +13,15 @@ import msgspec
 
 from protocol.events import Settings
 from sidecar.core import state
-from sidecar.core.budget import Budget
-from sidecar.core.policy import Course
-from storage.records import ItemRow, RunRow, StoredRun
+from sidecar.view import View, decode_view, encode_view
+from storage.records import GENESIS, ItemRow, RunRow, StoredRun
 from storage.store import Store
-
-FIRST_LINK = bytes(32)
-"""What the hash chain of a run starts from."""
-
-
-class Published(msgspec.Struct, kw_only=True):
-    """What the newest packet on the wire said, to publish the next one only when it differs."""
-
-    protected_digest: str = ""
-    verdict: str = ""
-    packet_id: str = ""
-    checkpoint_version: int = 0
-    ledger_version: int = 0
-    at: float = 0.0
-    """Wall clock, seconds; only paces publishing."""
-
-
-class View(msgspec.Struct, kw_only=True):
-    """Everything about a run that is not its ledger, stored beside it in the same transaction."""
-
-    budget: Budget
-    course: Course
-    published: Published = msgspec.field(default_factory=Published)
-    since: dict[str, float] = {}
-    """``operation/<id>``, ``call/<event id>``, ``gap/<id>`` → broker time (s) at which it began."""
-    violations: dict[str, int] = {}
-    """Codes of candidates and resumes, which are no part of the ledger."""
-    resumes: int = 0
-    gap_proof: int = 0
-    """Stream sequence before which messages were lost and this run is not yet proven whole; 0: none."""
-    usage_reports: int = 0
-    levels: list[str] = []
-    """Levels entered, in order, newest last; at most 64."""
 
 
 class HotRun:
     """One run in memory."""
 
-    __slots__ = ("busy", "chain", "family", "ledger", "used_at", "view", "view_changed")
+    __slots__ = ("busy", "chain", "family", "ledger", "used_at", "view")
 
     def __init__(self, ledger: state.Ledger, view: View, chain: bytes, family: str) -> None:
         self.ledger = ledger
@@ -65,10 +31,6 @@ class HotRun:
         self.used_at = 0
         self.busy = 0
         """Compactions and answers that hold on to it; it is not let go meanwhile."""
-        self.view_changed = False
-
-
-_VIEW = msgspec.msgpack.Decoder(View)
 
 
 class Runs:
@@ -87,6 +49,11 @@ class Runs:
         self.ledgers: dict[str, state.Ledger] = {}
         self._absent: set[str] = set()
         self.lane = state.Lane(settings=Settings())
+        """The lane's own fold state; set before the first message is folded."""
+
+    def lane_bytes(self) -> bytes:
+        """The lane's fold state as stored."""
+        return msgspec.msgpack.encode(self.lane)
 
     async def load(self, names: Iterable[str]) -> None:
         """Make sure that every named run that is known at all is in memory with its whole family."""
@@ -102,12 +69,12 @@ class Runs:
 
     def _adopt(self, row: StoredRun) -> None:
         ledger = state.Ledger(state.decode_head(row.head))
-        decoded = [(kind, state.decode_item(kind, body)) for kind, _, body in row.items]
+        decoded = [(item.kind, state.decode_item(item.kind, item.body)) for item in row.items]
         decoded.sort(key=lambda pair: (getattr(pair[1], "position", 0), pair[1].id))
         for kind, item in decoded:
             ledger.put(kind, item)
         ledger.changed.clear()
-        self._add(row.run, HotRun(ledger, _VIEW.decode(row.view), row.chain, row.family))
+        self._add(row.run, HotRun(ledger, decode_view(row.view), row.chain, row.family))
 
     def _add(self, name: str, hot: HotRun) -> None:
         self.hot[name] = hot
@@ -118,7 +85,7 @@ class Runs:
         """The hot run whose ledger the fold has just made or found."""
         hot = self.hot.get(name)
         if hot is None:
-            hot = HotRun(self.ledgers[name], View(budget=Budget(), course=Course()), FIRST_LINK, name)
+            hot = HotRun(self.ledgers[name], View(), GENESIS, name)
             self._add(name, hot)
         self._clock += 1
         hot.used_at = self._clock
@@ -149,14 +116,13 @@ class Runs:
                     )
                 )
             ledger.changed.clear()
-            hot.view_changed = False
             runs.append(
                 RunRow(
                     run=name,
                     family=hot.family,
                     parent=ledger.head.parent,
                     head=state.encode_head(ledger.head),
-                    view=msgspec.msgpack.encode(hot.view),
+                    view=encode_view(hot.view),
                     finished=ledger.head.finished is not None,
                 )
             )

@@ -42,7 +42,7 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
         ledger_version=head.version,
         ledger_digest=digest(value),
         cursor=Cursor(
-            stream_seq=desk.cursor.stream_seq,
+            stream_seq=max(desk.cursor.stream_seq, hot.view.stream_seq),
             stream_created=datetime.fromisoformat(desk.cursor.stream_created),
             next_seq=head.next_seq,
         ),

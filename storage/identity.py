@@ -121,7 +121,8 @@ class Identity:
                 else:
                     return found
             finally:
-                connection.execute("COMMIT")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
         raise StorageBusy("identity segments changed under every look-up")
 
 

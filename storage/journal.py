@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from storage.errors import OutOfOrder
 from storage.identity import CHANNEL_NO, CHANNELS, SIGN, Identity, identity_key
-from storage.records import JournalEntry
-from storage.transaction import Transaction, lane_number
+from storage.records import JournalEntry, link
+from storage.transaction import RunState, Transaction, lane_number
 
 MARK_EVERY: Final = 256
 
@@ -38,12 +38,13 @@ _END: Final = (1 << 63) - 1
 
 
 def append(
-    tx: Transaction, lane_no: int, tenant: str, lane: str, entries: Sequence[JournalEntry]
+    tx: Transaction, lane_no: int, tenant: str, lane: str, entries: Sequence[JournalEntry], holes: bool
 ) -> tuple[range, set[str]]:
     """Write ``entries``; returns their local numbers and the runs they touched.
 
     The runs' rows in the transaction are moved on, but not yet written (``ledgers.write``). Raises
-    OutOfOrder for a version not above, or a position below, the run's newest.
+    OutOfOrder for an entry that does not follow the run's newest by version, position and chain; with
+    ``holes`` a run's first entry here may begin anywhere beyond it. So may the first entry ever of a run.
     """
     heads: list[tuple[Any, ...]] = []
     bodies: list[tuple[int, bytes]] = []
@@ -52,10 +53,11 @@ def append(
     touched = set()
     for message in entries:
         state = tx.run(lane_no, message.run)
-        if message.version <= state.version or message.position < state.position:
+        free = message.run not in touched and (holes or state.last_entry == 0)
+        if not _follows(message, state, free):
             raise OutOfOrder(
                 f"run {message.run}: version {message.version} at position {message.position} does not "
-                f"follow version {state.version} at position {state.position}"
+                f"follow version {state.version} at position {state.position}, or its chain does not"
             )
         key = identity_key(tenant, lane, message.run, message.channel, message.event_id)
         heads.append(
@@ -88,6 +90,15 @@ def append(
     tx.connection.executemany("INSERT INTO bodies VALUES (?, ?)", bodies)
     tx.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
     return range(first, entry), touched
+
+
+def _follows(message: JournalEntry, state: RunState, free: bool) -> bool:
+    # The last chance to see it: what is written here is never changed again.
+    if message.version == state.version + 1:
+        ahead = free or message.chain == link(state.chain, message.sha256)
+    else:
+        ahead = free and message.version > state.version
+    return ahead and message.position >= state.position
 
 
 def tail(

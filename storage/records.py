@@ -28,10 +28,11 @@ def link(previous: bytes, sha256: bytes) -> bytes:
 class JournalEntry(Struct, frozen=True, kw_only=True):
     """One folded message of a run, in the order it was folded.
 
-    ``version`` is the ledger version after it and rises within the run; ``position`` is the run's position
-    then (a record message repeats it, 0 before the first). ``sha256`` is of the bytes as received, ``chain``
-    is ``link(chain before, sha256)`` over all folded messages of the run. ``body`` is what is kept: equal to
-    the bytes received unless ``redacted``. Read back, ``b""`` means not asked for, or gone with its run.
+    ``version`` is the ledger version after it, one more than that of the run's message before; ``position``
+    is the run's position then (a record message repeats it, 0 before the first). ``sha256`` is of the bytes
+    as received, ``chain`` is ``link(chain before, sha256)`` over all folded messages of the run. ``body`` is
+    what is kept: equal to the bytes received unless ``redacted``. Read back, ``b""`` means not asked for, or
+    gone with its run.
     """
 
     run: str
@@ -170,6 +171,9 @@ class Unit(Struct, frozen=True, kw_only=True):
     adopt: tuple[Adoption, ...] = ()
     forget: tuple[TombstoneRow, ...] = ()
     search: tuple[SearchRow, ...] = ()
+    holes: bool = False
+    """Messages of a run may be missing before its first entry here: the streams no longer hold them. Else the
+    first entry must follow the run's newest, by version and by chain."""
     meta: Mapping[str, bytes | None] = {}
     """Key to value over the whole store, not per lane; None deletes."""
 

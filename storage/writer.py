@@ -142,7 +142,9 @@ class Writer:
             self.full = self.full or isinstance(error, StorageFull)
             for job in group:
                 # One instance each: an exception raised by several tasks collects all their tracebacks.
-                self._answer(job, error=type(error)(*error.args))
+                mine = type(error)(*error.args)
+                mine.__cause__ = error
+                self._answer(job, error=mine)
         except BaseException:
             for job in group:
                 self._answer(job, error=StorageError("the writer failed"))

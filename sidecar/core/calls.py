@@ -119,7 +119,7 @@ def _newest(entry: Entry, call_id: str, state: str) -> Call | None:
 
 
 def _remember(entry: Entry, operation_id: str | None) -> None:
-    """Keep a result while an operation may be reconciled by it. A late one proves nothing about before and after."""
+    """Keep a result while it may reconcile an operation. A late one proves no order and is not kept."""
     ledger = entry.ledger
     if entry.late or not ledger.index.unsettled:
         return

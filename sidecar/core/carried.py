@@ -1,8 +1,9 @@
-"""What a resume packet carries in its lists: operations, steps, records, messages, statements, recent lines.
+"""What a resume packet carries in its lists: operations, steps, records, messages, statements, recent
+lines.
 
-Each item is a piece that says whether it must stay and, if not, how early it goes. Ledger items come from the
-ledger, a summary's statements only from the summary, and neither becomes the other. Whether a piece fits is not
-decided here.
+Each item is a piece that says whether it must stay and, if not, how early it goes. Ledger items come from
+the ledger, a summary's statements only from the summary, and neither becomes the other. Whether a piece
+fits is not decided here.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from protocol.events import Settings
 from protocol.handoff import May, Recent
 from protocol.identifiers import parse_ref
 from protocol.state import StateCheckpoint
 from protocol.summary import Statement
 from sidecar.core.fitting import Piece, shorten
+from sidecar.core.gate import judge
 from sidecar.core.protected import (
     RestedOn,
     artifact_fields,
+    contradictions_of,
     decision_fields,
     evidence_fields,
     in_artifact_order,
     operation_fields,
 )
-from sidecar.core.state import Artifact, Ledger, Operation, UserMessage
+from sidecar.core.state import Artifact, Lane, Ledger, Operation, UserMessage
 
 KEPT_STEPS: Final = 20
 """Newest completed steps and finished plan items that always stay; older ones only while there is room."""
@@ -34,42 +36,62 @@ KEPT_STEPS: Final = 20
 CANDIDATES: Final = 200
 """Newest items of a kind that are considered where they need not stay; older ones are only counted."""
 
+FEW: Final = 30
+"""Newest items of a kind that go in their turn; older ones go before anything else does."""
+
 SHORT_MESSAGE: Final = 200
 """Characters shown of a user message that is given by reference."""
 
-_CHILD, _DECISION, _STEP, _RECORD, _MESSAGE, _SETTLED, _REJECTED, _SUMMARY, _RECENT = range(9)
+_CHILD, _DECISION, _STEP, _RECORD, _MESSAGE, _SETTLED, _REJECTED, _SUMMARY, _RECENT, _OLD = range(10)
 """Ranks: the last goes first."""
 
 
-def may(settings: Settings, runs: Mapping[str, Ledger], run: str, operation: Operation, *, paused: bool) -> May:
-    """What may be done with an operation now; ``paused``: the verdict is ``pause``."""
+_MAY: Final[dict[str, May]] = {
+    "ok": "dispatch",
+    "history_gap": "wait",
+    "in_flight": "wait",
+    "outcome_unknown": "wait",
+    "policy_stale": "wait",
+    "approval_pending": "wait",
+    "postponed": "wait",
+}
+"""What ``authorize`` would say of an operation that has not started → what may be done; anything else:
+nothing."""
+
+
+def may(
+    lane: Lane,
+    runs: Mapping[str, Ledger],
+    run: str,
+    operation: Operation,
+    *,
+    paused: bool,
+    postpone: bool,
+) -> May:
+    """What may be done with an operation now, by no clock. ``paused``: the verdict is ``pause``."""
     if paused or not operation.live:
         return "none"
     if operation.state == "unknown":
         return "reconcile"
     if operation.state == "pending" or _own_call_open(runs[run], operation):
         return "wait"
-    return _MAY.get(judged(settings, runs, run, operation), "none")
-
-
-def judged(settings: Settings, runs: Mapping[str, Ledger], run: str, operation: Operation) -> str:
-    approval = runs[run].items["approval"].get(operation.approval_id or "")
-    return "ok" if approval is None else f"approval_{approval.state}"
-
-
-_MAY: Final[dict[str, May]] = {"ok": "dispatch", "approval_granted": "dispatch", "approval_pending": "wait", "postponed": "wait", "policy_stale": "wait"}
+    return _MAY.get(judge(lane, runs, run, operation, postpone=postpone).code, "none")
 
 
 def operation_piece(operation: Operation, allowed: May) -> Piece:
     """An operation that is not finally settled; by id."""
-    return Piece(slot="operations", order=(0, 0, operation.id), value=_operation(operation, allowed), required=True)
+    return Piece(
+        slot="operations", order=(0, operation.id), value=_operation(operation, allowed), required=True
+    )
 
 
 def settled_operations(ledger: Ledger, left: Counter[str]) -> list[Piece]:
     """Settled operations, newest first behind the others."""
     settled = [item for item in ledger.items["operation"].values() if not item.live]
     return [
-        Piece(slot="operations", order=(1, place, item.id), value=_operation(item, "none"), rank=_SETTLED)
+        Piece(
+            slot="operations", order=(1, place), value=_operation(item, "none"), rank=_rank(place, _SETTLED)
+        )
         for place, item in enumerate(_newest("operations", settled, left))
     ]
 
@@ -88,38 +110,48 @@ def steps(progress: Mapping[str, Any]) -> Iterator[Piece]:
 
 
 def records(ledger: Ledger, rested: RestedOn, left: Counter[str]) -> Iterator[Piece]:
-    """Children, decisions in force, artifacts and evidence; those something protected rests on always stay."""
+    """Children, decisions in force, artifacts and evidence; those something protected rests on always
+    stay."""
     children = sorted(ledger.active["child"].values(), key=lambda item: item.status != "running")
     for child in children:
         value = {"run": child.id, "task": child.task, "status": child.status}
         yield Piece(slot="children", order=child.id, value=value, rank=_CHILD)
-    for decision in _newest("decisions", ledger.active["decision"].values(), left):
+    for age, decision in enumerate(_newest("decisions", ledger.active["decision"].values(), left)):
         fields = decision_fields(decision)
         rejected = fields.pop("rejected", None)
-        yield Piece(slot="decisions", order=decision.id, value=fields, rank=_DECISION)
+        yield Piece(slot="decisions", order=decision.id, value=fields, rank=_rank(age, _DECISION))
         if rejected is not None:
-            yield Piece(slot="rejected", order=decision.id, value=(decision.id, rejected), rank=_REJECTED)
-    place = {item.id: index for index, item in enumerate(in_artifact_order(ledger.items["artifact"].values()))}
+            yield Piece(
+                slot="rejected", order=decision.id, value=(decision.id, rejected), rank=_rank(age, _REJECTED)
+            )
+    place = {
+        item.id: index for index, item in enumerate(in_artifact_order(ledger.items["artifact"].values()))
+    }
     for key in rested.artifacts:
         artifact = ledger.items["artifact"][key]
         yield Piece(slot="artifacts", order=place[key], value=artifact_fields(artifact), required=True)
     others: Iterable[Artifact] = (
         item for item in ledger.active["artifact"].values() if item.id not in rested.artifacts
     )
-    for artifact in _newest("artifacts", others, left):
-        yield Piece(slot="artifacts", order=place[artifact.id], value=artifact_fields(artifact), rank=_RECORD)
+    for age, artifact in enumerate(_newest("artifacts", others, left)):
+        value = artifact_fields(artifact)
+        yield Piece(slot="artifacts", order=place[artifact.id], value=value, rank=_rank(age, _RECORD))
     for key in rested.evidence:
         evidence = ledger.items["evidence"][key]
         yield Piece(slot="evidence", order=key, value=evidence_fields(evidence), required=True)
     told = (item for item in ledger.active["evidence"].values() if item.id not in rested.evidence)
-    for evidence in _newest("evidence", told, left):
-        yield Piece(slot="evidence", order=evidence.id, value=evidence_fields(evidence), rank=_RECORD)
+    disputed = {ref for pair in contradictions_of(ledger) for ref in pair}
+    for age, evidence in enumerate(_newest("evidence", told, left)):
+        rank = _DECISION if f"evidence:{evidence.id}" in disputed else _rank(age, _RECORD)
+        yield Piece(slot="evidence", order=evidence.id, value=evidence_fields(evidence), rank=rank)
 
 
 def user_messages(ledger: Ledger, user_tokens: int, left: Counter[str]) -> Iterator[Piece]:
-    """Earlier user messages within ``user_tokens`` (bytes / 4): the first, prohibitions and exact identifiers, others.
+    """Earlier user messages within ``user_tokens`` (bytes / 4): the first, prohibitions and exact
+    identifiers, others.
 
-    Messages of the current request are not repeated. What does not fit whole is shown by reference, else counted.
+    Messages of the current request are not repeated. What does not fit whole is shown by reference, else
+    counted.
     """
     messages: list[UserMessage] = [
         item for item in ledger.active["user"].values() if item.id not in ledger.active["request"]
@@ -155,7 +187,12 @@ def statements(
             if statement.refs and all(dead(ref) for ref in statement.refs):
                 left["dead"] += 1
             else:
-                yield Piece(slot=slot, order=index, value={"text": statement.text, "refs": list(statement.refs)}, rank=_SUMMARY)
+                yield Piece(
+                    slot=slot,
+                    order=index,
+                    value={"text": statement.text, "refs": list(statement.refs)},
+                    rank=_SUMMARY,
+                )
     if summary.narrative:
         yield Piece(slot="summary.narrative", order=0, value=summary.narrative, rank=_SUMMARY)
 
@@ -163,7 +200,12 @@ def statements(
 def recent(items: Sequence[Recent]) -> Iterator[Piece]:
     """Recent lines; the oldest go first."""
     for index in reversed(range(len(items))):
-        yield Piece(slot="recent", order=index, value={"text": items[index].text, "ref": items[index].ref}, rank=_RECENT)
+        yield Piece(
+            slot="recent",
+            order=index,
+            value={"text": items[index].text, "ref": items[index].ref},
+            rank=_RECENT,
+        )
 
 
 def is_dead(ledger: Ledger, ref: str) -> bool:
@@ -185,7 +227,11 @@ def is_dead(ledger: Ledger, ref: str) -> bool:
 
 def _operation(operation: Operation, allowed: May) -> dict[str, Any]:
     plain = operation_fields(operation)
-    fields = {name: plain.pop(name) for name in ("id", "kind", "idempotency_key", "state")} | {"may": allowed} | plain
+    fields = (
+        {name: plain.pop(name) for name in ("id", "kind", "idempotency_key", "state")}
+        | {"may": allowed}
+        | plain
+    )
     if operation.receipt is not None:
         fields["receipt"] = operation.receipt
     return fields
@@ -195,6 +241,10 @@ def _own_call_open(ledger: Ledger, operation: Operation) -> bool:
     return any(
         call.state == "open" and call.operation_id == operation.id for call in ledger.active["call"].values()
     )
+
+
+def _rank(age: int, rank: int) -> int:
+    return rank if age < FEW else _OLD
 
 
 def _newest(slot: str, items: Iterable[Any], left: Counter[str]) -> list[Any]:

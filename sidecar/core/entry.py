@@ -1,7 +1,7 @@
 """One message on its way into the ledger: what it is, what it may touch, and what comes of it.
 
-The rules (``sessions``, ``contract``, ``operations``, …) read and write through an ``Entry``. It holds no rule of
-its own but who speaks with whose authority.
+The rules (``sessions``, ``contract``, ``operations``, …) read and write through an ``Entry``. It knows who
+speaks with whose authority, and no other rule.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Entry:
         return ledger
 
     def free_key(self, kind: str) -> str:
-        """The key of an item that is named by its message: the event id on the event channel, else ``pos:<n>``."""
+        """The key of an item named by its message: the event id on the event channel, else ``pos:<n>``."""
         key = self.event.id if self.channel == "event" else f"pos:{self.position}"
         while key in self.ledger.items[kind]:
             key = f"pos:{key}"

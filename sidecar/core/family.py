@@ -89,7 +89,7 @@ def released(runs: Mapping[str, Ledger], run: str) -> str | None:
 
 
 def approval_kinds(lane: Lane, runs: Mapping[str, Ledger], run: str) -> tuple[str, ...]:
-    """Globs of kinds that need approval: the lists released to run and ancestors together, else the lane's."""
+    """Globs of kinds that need approval: all lists released to run and ancestors, else the lane's."""
     lists = [ledger.policy.approval_kinds for ledger in line(runs, run)]
     return _together(lists, lane.settings.approval_kinds)
 
@@ -101,7 +101,7 @@ def forbidden_kinds(lane: Lane, runs: Mapping[str, Ledger], run: str) -> tuple[s
 
 
 def stop(runs: Mapping[str, Ledger], run: str) -> Stop | None:
-    """The nearest pause of run or ancestors; a missing contract or parent, or not being spawned, is one too."""
+    """The nearest pause of run or ancestors; no contract, no parent or not being spawned is one too."""
     for ledger in line(runs, run):
         head = ledger.head
         whose = "the run" if head.run == run else f"its ancestor {head.run}"
@@ -109,12 +109,16 @@ def stop(runs: Mapping[str, Ledger], run: str) -> Stop | None:
             return Stop(f"{whose} has no contract yet", "run.started arrives")
         for pause in head.pauses:
             if pause.by == "authority":
-                return Stop(f"{whose} was paused by an authority: {pause.reason}", "an authority's run.resumed")
+                return Stop(
+                    f"{whose} was paused by an authority: {pause.reason}", "an authority's run.resumed"
+                )
             return Stop(f"{whose} was paused by its agent: {pause.reason}", "run.resumed")
         if head.parent is not None and not head.spawned:
             return Stop(f"{whose} was not spawned by its parent {head.parent}", "the parent's child.spawned")
         if head.parent is not None and head.parent not in runs:
-            return Stop(f"the parent {head.parent} of {whose} is not known here", "the parent's ledger is read")
+            return Stop(
+                f"the parent {head.parent} of {whose} is not known here", "the parent's ledger is read"
+            )
     return None
 
 

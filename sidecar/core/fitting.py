@@ -1,10 +1,10 @@
 """Making a resume packet fit: what is left out, what is shortened, and from where on it must be announced.
 
-The measure of a packet is the bytes of its JSON with ``text`` and without ``cleared`` (which is for the agent's
-program and never enters a context), divided by four; the measure of what it occupies in a model's context is the
-bytes of ``text``, divided by four. Nothing that is protected is ever dropped to fit a budget; only where even the
-broker would refuse the message do the longest lists of a *pausing* packet become counts. It renders and measures and
-knows no ledger.
+The measure of a packet is the bytes of its JSON with ``text`` and without ``cleared`` (which is for the
+agent's program and never enters a context), divided by four; the measure of what it occupies in a model's
+context is the bytes of ``text``, divided by four. Nothing that is protected is ever dropped to fit a
+budget; only where even the broker would refuse the message do the longest lists of a *pausing* packet
+become counts. It renders and measures and knows no ledger.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ Choice = Literal["reduced", "postpone", "pause"]
 MAX_WIRE_BYTES: Final = 950_000
 """Bound of a packet's JSON: the broker's usual 1 MiB with room for headers."""
 
+MIN_TEXT_TOKENS: Final = 1_024
+"""A text up to this size is never too large for its window: no window is so small that it would pay."""
+
 LEFT_OUT: Final[dict[str, tuple[str, str]]] = {
     "children": ("reference", "children: ask.search types child.spawned"),
     "decisions": ("reference", "decisions: ask.fetch decision:<id>"),
@@ -38,6 +41,7 @@ LEFT_OUT: Final[dict[str, tuple[str, str]]] = {
     "summary.inferences": ("summarise", "inferences of the summary"),
     "summary.narrative": ("summarise", "narrative of the summary"),
     "recent": ("reference", "recent items: ask.fetch by ref"),
+    "cleared": ("reference", "older cleared results: ask.search types tool.returned"),
     "dead": ("drop", "statements of the summary about what no longer holds"),
     "wire": ("reference", "items beyond the message limit: ask.fetch by ref"),
 }
@@ -57,6 +61,10 @@ _REFS: Final = {
 _EXACT: Final = frozenset({"id", "event_id", "call_id", "run", "sha256", "payload_digest", "digest"})
 """Bounded by the protocol, and useless when cut."""
 
+_REF_FIELDS: Final = frozenset({"ref", "refs", "payload_ref", "source", "uri"})
+_REF_CHARACTERS: Final = 300
+"""Longer than any ref; only what claims to be one and is not gets cut."""
+
 _RUNGS: Final[tuple[tuple[int, int | None], ...]] = (
     (1024, None),
     (256, None),
@@ -65,8 +73,8 @@ _RUNGS: Final[tuple[tuple[int, int | None], ...]] = (
     (128, 256),
     (64, 64),
 )
-"""Longest text in characters left standing: of the rest, and of what binds (goal, constraints, approvals, operations).
-What binds is shortened last."""
+"""Longest text in characters left standing: of the rest, and of what binds (goal, constraints, approvals,
+operations). What binds is shortened last."""
 
 _MARGIN: Final = 64
 """A text is shortened only when that saves more than the marker costs."""
@@ -95,7 +103,8 @@ class Contents(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """``packet_tokens`` bounds the packet while all is well, a quarter of ``usable`` its text in a reduced one."""
+    """``packet_tokens`` bounds the packet while all is well, a quarter of ``usable`` its text in a reduced
+    one."""
 
     packet_tokens: int
     usable: int
@@ -126,9 +135,9 @@ class _Size(NamedTuple):
 def fit(contents: Callable[[Choice | None], Contents], left: Counter[str], bounds: Bounds) -> Fitted:
     """The packet's fields within ``bounds``, ``text`` included.
 
-    ``contents`` gives them as they are under a choice; ``left`` counts, by slot, what was left out before. In order:
-    everything; fewer of what is not required; shortened texts (``reduced``, text under a quarter of usable);
-    ``postpone`` (under a half); ``pause``.
+    ``contents`` gives them as they are under a choice; ``left`` counts, by slot, what was left out before.
+    In order: everything; fewer of what is not required; shortened texts (``reduced``, text under a quarter
+    of usable); ``postpone`` (under a half); ``pause``.
     """
     whole = contents(None)
     fields = _assemble(whole.frame, whole.pieces, left)
@@ -169,7 +178,12 @@ def shorten(text: str, limit: int, ref: str | None) -> str:
 
 
 def _with_optional(
-    contents: Contents, optional: list[Piece], left: Counter[str], bounds: Bounds, fields: dict[str, Any], size: _Size
+    contents: Contents,
+    optional: list[Piece],
+    left: Counter[str],
+    bounds: Bounds,
+    fields: dict[str, Any],
+    size: _Size,
 ) -> Fitted:
     """The longest beginning of the optional pieces that fits; ``fields`` has none of them and does fit."""
     required = [piece for piece in contents.pieces if piece.required]
@@ -191,7 +205,7 @@ def _with_optional(
 def _within(size: _Size, bounds: Bounds) -> bool:
     return (
         size.tokens <= bounds.packet_tokens
-        and (bounds.usable <= 0 or size.text_tokens <= bounds.usable // 4)
+        and (bounds.usable <= 0 or size.text_tokens <= max(bounds.usable // 4, MIN_TEXT_TOKENS))
         and size.wire <= bounds.wire_bytes
     )
 
@@ -214,7 +228,8 @@ def _assemble(frame: dict[str, Any], pieces: Iterable[Piece], left: Counter[str]
     for piece in pieces:
         slots.setdefault(piece.slot, []).append(piece)
     values = {
-        slot: [piece.value for piece in sorted(found, key=lambda piece: piece.order)] for slot, found in slots.items()
+        slot: [piece.value for piece in sorted(found, key=lambda piece: piece.order)]
+        for slot, found in slots.items()
     }
     fields = dict(frame)
     fields["task"] = frame["task"] | {"user_messages": values.get("user_messages", [])}
@@ -239,7 +254,9 @@ def _bare(contents: Contents, left: Counter[str]) -> dict[str, Any]:
 
 def _omitted(left: Counter[str]) -> list[dict[str, Any]]:
     return [
-        {"class": kind, "count": left[slot], "how": how} for slot, (kind, how) in LEFT_OUT.items() if left[slot] > 0
+        {"class": kind, "count": left[slot], "how": how}
+        for slot, (kind, how) in LEFT_OUT.items()
+        if left[slot] > 0
     ]
 
 
@@ -262,7 +279,15 @@ def _shortened(fields: dict[str, Any], rest: int, firm: int | None) -> dict[str,
         short[name] = _cut_items(name, fields[name], firm)
     for name in ("questions", "decisions", "artifacts", "evidence"):
         short[name] = _cut_items(name, fields[name], rest)
-    for name in ("blockers", "progress", "children", "open_calls", "abandoned_calls", "contradictions", "cleared"):
+    for name in (
+        "blockers",
+        "progress",
+        "children",
+        "open_calls",
+        "abandoned_calls",
+        "contradictions",
+        "cleared",
+    ):
         short[name] = _cut(fields[name], rest, None)
     return short
 
@@ -281,7 +306,12 @@ def _cut(value: Any, limit: int | None, ref: str | None) -> Any:
     if isinstance(value, list):
         return [_cut(item, limit, ref) for item in value]
     if isinstance(value, dict):
-        return {name: item if name in _EXACT else _cut(item, limit, ref) for name, item in value.items()}
+        return {
+            name: item
+            if name in _EXACT
+            else _cut(item, max(limit, _REF_CHARACTERS) if name in _REF_FIELDS else limit, ref)
+            for name, item in value.items()
+        }
     return value
 
 
@@ -303,7 +333,8 @@ def _pausing(fields: dict[str, Any], bounds: Bounds) -> Fitted:
 
 def _lists(fields: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """Every non-empty list of the packet, by its holder; holders are copies of this packet's own."""
-    holders = [fields, fields["task"], fields["progress"]]
+    task, progress = fields["task"], fields["progress"]
+    holders = [fields, task, task["scope"] or {}, progress, progress["focus"]]
     return [
         (holder, name)
         for holder in holders

@@ -1,7 +1,7 @@
 """May this operation be done? The one place that answers, for questions and for the fold alike.
 
-A pure function of the family's ledgers and the lane's settings. A clock or a tight budget given by the asker can
-only turn an ``ok`` into a refusal. Answering changes nothing: what an ``ok`` reserves is the fold's matter.
+A pure function of the family's ledgers and the lane's settings. A clock or a tight budget given by the asker
+can only turn an ``ok`` into a refusal. Answering changes nothing; what an ``ok`` reserves is for the fold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CLEARS_STATE: Final = {
     "unknown": "operation.reconciled with an observed result",
 }
 _APPROVAL: Final[dict[AuthorizeCode, tuple[str, str]]] = {
-    "approval_missing": ("it needs an approval and there is none for it", "an approval for it is requested and granted"),
+    "approval_missing": ("it needs an approval and has none", "an approval for it is requested and granted"),
     "approval_pending": ("its approval is not resolved", "an authority resolves the approval"),
     "approval_denied": ("its approval was denied", "another approval is granted"),
     "approval_expired": ("its approval has expired", "another approval is granted"),
@@ -130,7 +130,8 @@ def look(
         operation: Operation | None = _candidate(ask)
     else:
         operation = None if ledger is None else ledger.items["operation"].get(ask.operation_id)
-    decision = judge(lane, runs, run, operation, policy_version=ask.policy_version, now=now, postpone=postpone)
+    version = ask.policy_version
+    decision = judge(lane, runs, run, operation, policy_version=version, now=now, postpone=postpone)
     return replace(decision, operation_id=ask.operation_id)
 
 
@@ -301,7 +302,7 @@ def _rule_fault(
     if beyond is not None:
         return answer.no("out_of_scope", f"the scope does not hold {beyond}", None)
     if permission.kind_is_forbidden(lane, runs, run, operation):
-        return answer.no("constraint_forbids", "its kind is forbidden by policy", "another policy is released")
+        return answer.no("constraint_forbids", "policy forbids its kind", "another policy is released")
     constraint = permission.forbidding(runs, run, operation)
     if constraint is not None:
         return answer.no(
@@ -330,7 +331,7 @@ def _approval_fault(
             reason, clears_when = _APPROVAL[fault]
             return answer.no(fault, reason, clears_when, approval=approval)
     if postpone and operation.nonessential:
-        return answer.no("postponed", "what must survive hardly fits; it is nonessential", "more room in the context")
+        return answer.no("postponed", "it is nonessential and room is short", "more room in the context")
     return answer.yes(approval=approval)
 
 

@@ -18,8 +18,17 @@ _INDEXED = ("operation", "approval", "artifact", "call")
 class Index:
     """Secondary keys of operations, approvals, artifacts and calls."""
 
-    __slots__ = ("approvals_of_kind", "approvals_of_operation", "by_key", "current", "open_calls", "requests",
-                 "sizes", "unsettled")
+    __slots__ = (
+        "approvals_of_kind",
+        "approvals_of_operation",
+        "by_key",
+        "current",
+        "open_calls",
+        "requests",
+        "sizes",
+        "unsettled",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self.by_key: dict[str, tuple[str, ...]] = {}
@@ -34,6 +43,8 @@ class Index:
         """Action → (position, id) of the newest approval for it that names no operation."""
         self.current: dict[str, tuple[int, str]] = {}
         """Artifact id → (position, key) of its newest saved version."""
+        self.versions: dict[str, dict[str | None, str]] = {}
+        """Artifact id → version → key, withdrawn ones too."""
         self.open_calls: dict[str, tuple[str, ...]] = {}
         """Call id → event ids of its open calls."""
         self.sizes: dict[str, int] = dict.fromkeys(_INDEXED, 0)
@@ -59,6 +70,7 @@ class Index:
         twin.approvals_of_operation = dict(self.approvals_of_operation)
         twin.approvals_of_kind = dict(self.approvals_of_kind)
         twin.current = dict(self.current)
+        twin.versions = {name: dict(keys) for name, keys in self.versions.items()}
         twin.open_calls = dict(self.open_calls)
         twin.sizes = dict(self.sizes)
         return twin
@@ -103,6 +115,8 @@ class Index:
     def _artifact(self, old: Artifact | None, new: Artifact | None) -> None:
         if old is not None and self.current.get(old.artifact_id) == (old.position, old.id):
             del self.current[old.artifact_id]
+        if new is not None:
+            self.versions.setdefault(new.artifact_id, {})[new.version] = new.id
         if new is not None and new.state == "saved":
             newest = (new.position, new.id)
             self.current[new.artifact_id] = max(newest, self.current.get(new.artifact_id, newest))

@@ -1,8 +1,8 @@
 """The resume packet: what stands in it, from the family's ledgers, the checkpoint and the tail.
 
-Pure: moment, ids, budget figures and recent lines are given. The protected part comes from the ledgers alone;
-a summary adds only what is shown as its own, and nothing it says changes a field of the ledger's. What must be left
-out or shortened so that it fits is ``fitting``'s.
+Pure: moment, ids, budget figures and recent lines are given. The protected part comes from the ledgers
+alone; a summary adds only what is shown as its own, and nothing it says changes a field of the ledger's.
+What must be left out or shortened so that it fits is ``fitting``'s.
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ from sidecar.core.carried import (
     steps,
     user_messages,
 )
-from sidecar.core.fitting import MAX_WIRE_BYTES, Bounds, Choice, Contents, fit
+from sidecar.core.fitting import MAX_WIRE_BYTES, Bounds, Choice, Contents, fit, shorten
 from sidecar.core.protected import decision_fields, protected_digest, protected_view, rested_on
-from sidecar.core.state import Ledger
+from sidecar.core.state import Lane, Ledger
+
+CLEARED_SHOWN: Final = 1_000
+"""Newest cleared results listed; older ones stay whole in the agent's history."""
+
+_CLEARED_NOTE: Final = 300
+"""Characters of a cleared result's note."""
 
 _WIDEST_COUNT: Final = 10**9
 _DIGEST_WIDTH: Final = len("sha256:") + 64
@@ -66,6 +72,7 @@ class PacketInputs(Struct, kw_only=True):
     checkpoint: StateCheckpoint | None
     tail: Tail
     cleared: list[ClearedResult]
+    """Oldest first."""
     budget: BudgetFigures
     packet_tokens: int
     user_tokens: int
@@ -96,6 +103,7 @@ def build_packet(inputs: PacketInputs) -> Built:
     """The packet of ``inputs.run``. Same inputs, same packet; raises KeyError for a run not in ``runs``."""
     view = protected_view(inputs.runs, inputs.run)
     ledger = inputs.runs[inputs.run]
+    lane = Lane(settings=inputs.settings)
     left: Counter[str] = Counter()
     unchanging = [
         *steps(view["progress"]),
@@ -105,12 +113,16 @@ def build_packet(inputs: PacketInputs) -> Built:
         *recent(inputs.recent),
     ]
     settled = settled_operations(ledger, left)
+    left["cleared"] = max(0, len(inputs.cleared) - CLEARED_SHOWN)
 
     def contents(choice: Choice | None) -> Contents:
         frame = _frame(inputs, view, choice)
         paused = frame["verdict"] == "pause"
+        postpone = choice == "postpone"
         unsettled = [
-            operation_piece(operation, may(inputs.settings, inputs.runs, inputs.run, operation, paused=paused))
+            operation_piece(
+                operation, may(lane, inputs.runs, inputs.run, operation, paused=paused, postpone=postpone)
+            )
             for operation in ledger.active["operation"].values()
         ]
         return Contents(frame, [*unsettled, *settled, *unchanging])
@@ -131,7 +143,10 @@ def protected_names(runs: Mapping[str, Ledger], run: str) -> dict[str, Any]:
         "approvals": view["approvals"],
         "progress": view["progress"],
         "contradictions": view["contradictions"],
-        "decisions": [decision_fields(item) for item in sorted(ledger.active["decision"].values(), key=lambda item: item.id)],
+        "decisions": [
+            decision_fields(item)
+            for item in sorted(ledger.active["decision"].values(), key=lambda item: item.id)
+        ],
         "evidence": view["evidence"],
         "artifacts": view["artifacts"],
     }
@@ -147,7 +162,11 @@ def _frame(inputs: PacketInputs, view: dict[str, Any], choice: Choice | None) ->
     elif choice == "pause":
         stops.append(verdicts.PROTECTED_TOO_LARGE)
     causes = verdicts.blockers(
-        inputs.settings, inputs.runs, inputs.run, stops=stops, missing_artifacts=inputs.missing_artifacts
+        Lane(settings=inputs.settings),
+        inputs.runs,
+        inputs.run,
+        stops=stops,
+        missing_artifacts=inputs.missing_artifacts,
     )
     fields: dict[str, Any] = {
         "v": 1,
@@ -164,7 +183,7 @@ def _frame(inputs: PacketInputs, view: dict[str, Any], choice: Choice | None) ->
         "ledger_version": head.version,
         "protected_digest": protected_digest(view),
         "tail": msgspec.to_builtins(inputs.tail),
-        "cleared": msgspec.to_builtins(inputs.cleared),
+        "cleared": _cleared(inputs.cleared[-CLEARED_SHOWN:]),
         "verdict": verdicts.verdict(causes),
         "blockers": msgspec.to_builtins(causes),
         "authority": "required" if inputs.settings.authority_required else "agent",
@@ -192,15 +211,24 @@ def _frame(inputs: PacketInputs, view: dict[str, Any], choice: Choice | None) ->
             for call in calls
             if call.state == "abandoned" and call.position > covered
         ],
-        "open_calls": [{"call_id": call.call_id, "tool": call.tool} for call in calls if call.state == "open"],
+        "open_calls": [
+            {"call_id": call.call_id, "tool": call.tool} for call in calls if call.state == "open"
+        ],
         "summary": {},
         "recent": [],
         "omitted": [],
-        "violations": [{"code": code, "count": count} for code, count in sorted(head.violations.items()) if count],
+        "violations": [
+            {"code": code, "count": count} for code, count in sorted(head.violations.items()) if count
+        ],
         "budget": inputs.budget._asdict() | {"packet_tokens": _WIDEST_COUNT},
         "digest": _DIGEST_WIDTH * "0",
         "text": "",
     }
+
+
+def _cleared(results: list[ClearedResult]) -> list[dict[str, Any]]:
+    plain: list[dict[str, Any]] = msgspec.to_builtins(results)
+    return [item | {"note": shorten(item["note"], _CLEARED_NOTE, item["ref"])} for item in plain]
 
 
 def _checkpoint(checkpoint: StateCheckpoint | None) -> dict[str, Any] | None:

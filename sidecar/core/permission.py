@@ -99,7 +99,7 @@ def meant_approval(ledger: Ledger, operation: Operation) -> Approval | None:
     if operation.approval_id is not None:
         named = approvals.get(operation.approval_id)
         return named if named is not None and _concerns(named, operation) else None
-    granted = [item for item in ledger.active["approval"].values() if item.state == "granted"]
+    granted: list[Approval] = [item for item in ledger.active["approval"].values() if item.state == "granted"]
     naming = [item for item in granted if operation.id and item.operation_id == operation.id]
     if naming:
         return max(naming, key=_granted_order)
@@ -126,8 +126,8 @@ def approval_fault(
 ) -> AuthorizeCode | None:
     """Why the approval does not permit the operation, or ``None`` where it does.
 
-    ``by_kind``: the kind needs approval, so that a payload digest must be there. ``now`` only takes permission
-    away.
+    ``by_kind``: the kind needs approval, so that a payload digest must be there. ``now`` only takes
+    permission away.
     """
     if approval is None:
         return "approval_missing"

@@ -1,7 +1,7 @@
 """What a resume packet must hold whatever is cut: the protected view of a run, its digest, and its parts.
 
-A pure function of the family's ledgers. It knows no clock, position, version, verdict, checkpoint or budget, and it
-never shortens a text: whoever needs less room shortens a copy and keeps this digest.
+A pure function of the family's ledgers. It knows no clock, position, version, verdict, checkpoint or
+budget, and it never shortens a text: whoever needs less room shortens a copy and keeps this digest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from protocol.identifiers import parse_ref
 from sidecar.core import family
 from sidecar.core.state import Approval, Artifact, ConstraintItem, Decision, Evidence, Gap, Ledger, Operation
 
+
 class RestedOn(NamedTuple):
     """Keys of the artifacts and evidence that something protected, a decision or a completed step names."""
 
@@ -26,8 +27,8 @@ class RestedOn(NamedTuple):
 def protected_view(runs: Mapping[str, Ledger], run: str) -> dict[str, Any]:
     """The object ``protected_digest`` is taken over, for ``run`` with its ancestors found in ``runs``.
 
-    Plain JSON values with the wire's names; what is absent is left out, ``None`` is kept. Raises KeyError when
-    ``run`` itself is not in ``runs``; an ancestor that is not there adds nothing.
+    Plain JSON values with the wire's names; what is absent is left out, ``None`` is kept. Raises KeyError
+    when ``run`` itself is not in ``runs``; an ancestor that is not there adds nothing.
     """
     ledger = runs[run]
     head, task, progress = ledger.head, ledger.task, ledger.progress
@@ -41,7 +42,9 @@ def protected_view(runs: Mapping[str, Ledger], run: str) -> dict[str, Any]:
             "constraints": [constraint_fields(item) for item in constraints_of(runs, run)],
             "current_request": [
                 {"event_id": item.id, "text": item.text}
-                for item in sorted(ledger.active["request"].values(), key=lambda item: (item.position, item.id))
+                for item in sorted(
+                    ledger.active["request"].values(), key=lambda item: (item.position, item.id)
+                )
             ],
         },
         "inputs": [
@@ -54,12 +57,15 @@ def protected_view(runs: Mapping[str, Ledger], run: str) -> dict[str, Any]:
             "completed": [{"text": step.text, "refs": list(step.refs)} for step in progress.completed],
             "plan": [{"id": item.id, "text": item.text, "state": item.state} for item in progress.plan],
             "focus": {} if progress.focus is None else _without_none(_plain(progress.focus)),
-            "next_action": None if progress.next_action is None else _without_none(_plain(progress.next_action)),
+            "next_action": None
+            if progress.next_action is None
+            else _without_none(_plain(progress.next_action)),
             "uncertain": list(progress.uncertain),
         },
         "blockers": [{"id": note.id, "text": note.text} for note in _by_id(progress.blockers)],
         "questions": [
-            {"id": question.id, "text": question.text} for question in _by_id(ledger.active["question"].values())
+            {"id": question.id, "text": question.text}
+            for question in _by_id(ledger.active["question"].values())
         ],
         "operations": [operation_fields(item) for item in _by_id(ledger.active["operation"].values())],
         "approvals": [approval_fields(item) for item in _by_id(ledger.active["approval"].values())],
@@ -87,7 +93,8 @@ def protected_digest(view: Mapping[str, Any]) -> str:
 
 
 def constraints_of(runs: Mapping[str, Ledger], run: str) -> list[ConstraintItem]:
-    """The run's active constraints and its ancestors' binding ones, by id; of equal ids the nearest run's first."""
+    """The run's active constraints and its ancestors' binding ones, by id; of equal ids the nearest run's
+    first."""
     return sorted(family.constraints(runs, run), key=lambda item: item.id)
 
 
@@ -97,11 +104,13 @@ def policy_of(runs: Mapping[str, Ledger], run: str) -> dict[str, str | None]:
 
 
 def rested_on(ledger: Ledger) -> RestedOn:
-    """What pending and granted approvals, unsettled operations, decisions in force and completed steps name.
+    """What pending and granted approvals, unsettled operations, decisions in force and completed steps
+    name.
 
-    An approval names by ``payload_ref``, an operation by ``target`` and ``receipt`` where these are refs, decisions
-    and steps by ``refs``. An artifact ref without a version means the version whose digest the approval carries,
-    else the newest saved one. Withdrawn artifacts and other runs' refs are not among them.
+    An approval names by ``payload_ref``, an operation by ``target`` and ``receipt`` where these are refs,
+    decisions and steps by ``refs``. An artifact ref without a version means the version whose digest the
+    approval carries, else the newest saved one. Withdrawn artifacts and other runs' refs are not among
+    them.
     """
     artifacts: set[str] = set()
     evidence: set[str] = set()
@@ -133,7 +142,8 @@ def digest_of(artifact: Artifact) -> str:
 
 
 def contradictions_of(ledger: Ledger) -> list[list[str]]:
-    """Pairs of evidence refs that contradict each other, in the order told; within a pair the older one first."""
+    """Pairs of evidence refs that contradict each other, in the order told; within a pair the older one
+    first."""
     known: dict[str, Evidence] = ledger.items["evidence"]
     told = sorted(known.values(), key=lambda item: (item.position, item.id))
     pairs: list[list[str]] = []
@@ -148,7 +158,12 @@ def contradictions_of(ledger: Ledger) -> list[list[str]]:
 
 
 def constraint_fields(item: ConstraintItem) -> dict[str, Any]:
-    fields: dict[str, Any] = {"id": item.id, "text": item.text, "source": item.source, "told_by": item.told_by}
+    fields: dict[str, Any] = {
+        "id": item.id,
+        "text": item.text,
+        "source": item.source,
+        "told_by": item.told_by,
+    }
     if item.forbids is not None:
         fields["forbids"] = _plain(item.forbids)
     return fields

@@ -92,9 +92,9 @@ def accept_gap(entry: Entry, event: GapAccepted) -> None:
     session = event.session
     missing = list(_overlapping(ledger, "gap", None, session, event.from_, event.through))
     if not missing and session is None:
-        sessions = {(gap.channel, gap.session) for gap in ledger.active["gap"].values() if gap.session is not None}
-        if len(sessions) == 1:
-            session = next(iter(sessions))[1]
+        numbered = {gap.session for gap in ledger.active["gap"].values() if gap.session is not None}
+        if len(numbered) == 1:
+            session = numbered.pop()
             missing = list(_overlapping(ledger, "gap", None, session, event.from_, event.through))
     if not missing:
         if not any(_overlapping(ledger, "accepted", None, event.session, event.from_, event.through)):
@@ -108,7 +108,7 @@ def accept_gap(entry: Entry, event: GapAccepted) -> None:
 
 
 def declare_gap(entry: Entry, event: GapDeclared) -> None:
-    """The owner says that messages will not come. Said again, or of what came meanwhile, it changes nothing."""
+    """The owner says that messages will not come. Said again, or of what came meanwhile: nothing changes."""
     ledger = entry.ledger
     if event.from_ is not None and event.through is not None:
         for gap in list(_overlapping(ledger, "gap", None, event.session, event.from_, event.through)):
@@ -144,7 +144,7 @@ def _unknown_parts(ledger: Ledger, first: int, through: int) -> Iterator[tuple[i
 def _overlapping(
     ledger: Ledger, collection: str, channel: Channel | None, session: str | None, first: int, through: int
 ) -> Iterator[Gap]:
-    """Gaps of the session (``None``: of the stream) that hold a number of the range; any channel if ``None``."""
+    """Gaps of the session (``None``: the stream) that hold a number of the range; ``None``: any channel."""
     for gap in list(ledger.items[collection].values()):
         if (
             gap.session == session

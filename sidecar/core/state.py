@@ -416,7 +416,7 @@ ITEM_TYPES: dict[str, type[Any]] = {
 }
 """Every collection of a ledger and the type of its items.
 
-``gap`` holds what is missing, ``accepted`` what an authority accepted as missing (its numbers may still come).
+``gap`` holds what is missing, ``accepted`` what an authority accepted as missing (it may still come).
 """
 
 

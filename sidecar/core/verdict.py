@@ -1,7 +1,7 @@
 """What an agent may do next with a run as it stands: one verdict, and every cause with what clears it.
 
-Reads the family's ledgers alone, no clock: an approval whose time is over still waits here until the ledger says
-so, and ``authorize`` refuses it before. A verdict permits nothing; it says what comes first.
+Reads the family's ledgers alone, no clock: an approval whose time is over still waits here until the
+ledger says so, and ``authorize`` refuses it before. A verdict permits nothing; it says what comes first.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from protocol.events import Settings
 from protocol.handoff import PacketBlocker, Verdict
+from sidecar.core import permission
 from sidecar.core.family import line
 from sidecar.core.protected import policy_of
-from sidecar.core.state import Approval, Gap, Ledger, Operation
+from sidecar.core.state import Approval, Gap, Lane, Ledger, Operation
 
 ORDER: Final[tuple[Verdict, ...]] = (
     "pause",
@@ -49,7 +49,8 @@ MOST_OF_A_CODE: Final = 20
 """Blockers shown of a code in ``_SHOWN_ELSEWHERE``; the rest is one blocker that counts them."""
 
 _SHOWN_ELSEWHERE: Final = frozenset({"outcome_unknown", "artifact_missing"})
-"""Causes whose items stand in the packet anyway; gaps, pauses and what the agent said stand only in its blockers."""
+"""Causes whose items stand in the packet anyway; gaps, pauses and what the agent said stand only in its
+blockers."""
 
 
 class Stop(NamedTuple):
@@ -76,7 +77,7 @@ POSTPONED: Final = Stop(
 
 
 def blockers(
-    settings: Settings,
+    lane: Lane,
     runs: Mapping[str, Ledger],
     run: str,
     *,
@@ -85,11 +86,11 @@ def blockers(
 ) -> list[PacketBlocker]:
     """All causes in the order of ``CODES``; of unknown operations at most ``MOST_OF_A_CODE`` one by one.
 
-    ``stops`` come from outside the ledger; ``missing_artifacts`` are ids of artifacts that history names and nobody
-    saved. Raises KeyError when ``run`` is not in ``runs``.
+    ``stops`` come from outside the ledger; ``missing_artifacts`` are ids of artifacts that history names
+    and nobody saved. Raises KeyError when ``run`` is not in ``runs``.
     """
     found: dict[str, list[PacketBlocker]] = {code: [] for code in CODES}
-    for blocker in _causes(runs, run, stops, missing_artifacts):
+    for blocker in _causes(lane, runs, run, stops, missing_artifacts):
         found[blocker.code].append(blocker)
     return [blocker for of_code in found.values() for blocker in _bounded(of_code)]
 
@@ -100,17 +101,22 @@ def verdict(causes: Collection[PacketBlocker]) -> Verdict:
     return next(verdict for verdict in ORDER if verdict in asked or verdict == "continue")
 
 
-def awaited_approval(ledger: Ledger) -> Approval | None:
+def awaited_approval(lane: Lane, runs: Mapping[str, Ledger], run: str) -> Approval | None:
     """The pending approval the next action waits for.
 
-    That of the operation it names; for a ``wait`` that names none, the oldest pending one.
+    The one meant for the operation it names; for a ``wait`` that names none, the oldest pending one.
     """
+    ledger = runs[run]
     action = ledger.progress.next_action
     if action is None:
         return None
     if action.operation_id is not None:
         operation = ledger.active["operation"].get(action.operation_id)
-        approval = None if operation is None else ledger.active["approval"].get(operation.approval_id or "")
+        if operation is None or operation.state != "not_started":
+            return None
+        if not permission.needs_approval(lane, runs, run, operation):
+            return None
+        approval = permission.meant_approval(ledger, operation)
         return approval if approval is not None and approval.state == "pending" else None
     if action.verb == "wait":
         pending = [item for item in ledger.active["approval"].values() if item.state == "pending"]
@@ -119,12 +125,14 @@ def awaited_approval(ledger: Ledger) -> Approval | None:
 
 
 def _causes(
-    runs: Mapping[str, Ledger], run: str, stops: Collection[Stop], missing: Collection[str]
+    lane: Lane, runs: Mapping[str, Ledger], run: str, stops: Collection[Stop], missing: Collection[str]
 ) -> Iterator[PacketBlocker]:
     ledger = runs[run]
     head = ledger.head
     if head.finished is not None:
-        yield _blocker("run_finished", None, f"the run has finished: {head.finished}", "an authority reopens it")
+        yield _blocker(
+            "run_finished", None, f"the run has finished: {head.finished}", "an authority reopens it"
+        )
     for own_or_ancestor in line(runs, run):
         yield from _standstill(runs, run, own_or_ancestor)
     for stop in stops:
@@ -147,13 +155,18 @@ def _causes(
     for operation in sorted(ledger.active["operation"].values(), key=lambda item: item.id):
         if operation.state == "unknown":
             yield _unknown(operation)
-    approval = awaited_approval(ledger)
+    approval = awaited_approval(lane, runs, run)
     if approval is not None:
         yield _blocker(
-            "approval_pending", f"approval:{approval.id}", "the next action waits for it", "an authority resolves it"
+            "approval_pending",
+            f"approval:{approval.id}",
+            "the next action waits for it",
+            "an authority resolves it",
         )
     for artifact_id in sorted(missing):
-        yield _blocker("artifact_missing", f"artifact:{artifact_id}", "it was named but never saved", "artifact.saved")
+        yield _blocker(
+            "artifact_missing", f"artifact:{artifact_id}", "it was named but never saved", "artifact.saved"
+        )
     for note in sorted(ledger.progress.blockers, key=lambda item: item.id):
         yield _blocker("work_blocked", None, note.text, f"step.changed without the blocker {note.id}")
 
@@ -171,8 +184,12 @@ def _standstill(runs: Mapping[str, Ledger], run: str, ledger: Ledger) -> Iterato
     if head.parent is not None and not head.spawned:
         yield _blocker("child_not_spawned", None, f"the parent run did not spawn it{whose}", "child.spawned")
     elif head.parent is not None and head.parent not in runs:
-        yield _blocker("parent_unknown", None, f"the parent run is not known here{whose}", "its messages are read")
-    for gap in sorted(ledger.active["gap"].values(), key=lambda item: (item.session or "", item.first, item.id)):
+        yield _blocker(
+            "parent_unknown", None, f"the parent run is not known here{whose}", "its messages are read"
+        )
+    for gap in sorted(
+        ledger.active["gap"].values(), key=lambda item: (item.session or "", item.first, item.id)
+    ):
         yield _gap(gap, whose)
 
 
@@ -185,8 +202,12 @@ def _gap(gap: Gap, whose: str) -> PacketBlocker:
 
 
 def _unknown(operation: Operation) -> PacketBlocker:
-    clears = "an authority reconciles it" if operation.review else "operation.reconciled with an observed result"
-    return _blocker("outcome_unknown", f"operation:{operation.id}", "nobody knows whether it happened", clears)
+    clears = (
+        "an authority reconciles it" if operation.review else "operation.reconciled with an observed result"
+    )
+    return _blocker(
+        "outcome_unknown", f"operation:{operation.id}", "nobody knows whether it happened", clears
+    )
 
 
 def _bounded(found: list[PacketBlocker]) -> list[PacketBlocker]:
@@ -194,7 +215,10 @@ def _bounded(found: list[PacketBlocker]) -> list[PacketBlocker]:
         return found
     more = len(found) - MOST_OF_A_CODE
     last = found[MOST_OF_A_CODE]
-    return [*found[:MOST_OF_A_CODE], _blocker(last.code, None, f"and {more} more of this kind", last.clears_when)]
+    return [
+        *found[:MOST_OF_A_CODE],
+        _blocker(last.code, None, f"and {more} more of this kind", last.clears_when),
+    ]
 
 
 def _blocker(code: str, ref: str | None, text: str, clears_when: str) -> PacketBlocker:

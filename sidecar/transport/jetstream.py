@@ -17,7 +17,8 @@ import structlog
 from anyio.abc import TaskStatus
 
 from sidecar.transport.errors import Refused, Unavailable
-from sidecar.transport.session import Incoming, LinkSettings, Reply, Session, Subscription
+from sidecar.transport.session import Session, Subscription
+from sidecar.transport.wire import Incoming, LinkSettings, Reply
 
 __all__ = ["Link", "LinkSettings"]
 

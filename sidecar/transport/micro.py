@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from protocol import subjects
 from sidecar.transport.errors import TooLarge, Unavailable
 from sidecar.transport.jetstream import Link
-from sidecar.transport.session import Incoming
+from sidecar.transport.wire import Incoming
 
 SERVICE: Final = "watchkeeper"
 ERROR_CODE: Final = "Nats-Service-Error-Code"

@@ -235,9 +235,12 @@ class LaneClaim:
             except Conflict as error:
                 if not error.contended:
                     self._state.seq = None
-            except (Unavailable, StreamFull) as error:
-                # A stream that holds one message per subject replaces our record whatever its limits.
-                log.debug("lane_renewal_retry", lane=self.lane, reason=str(error))
+            except StreamFull as error:
+                # Newer servers replace our record whatever the stream's limits are, older ones may refuse.
+                if failures == 0:
+                    log.warning("lane_renewal_refused", lane=self.lane, reason=error.reason)
+            except Unavailable as error:
+                log.debug("lane_renewal_retry", lane=self.lane, reason=error.reason)
             failures += 1
             await anyio.sleep(min(pause_seconds(failures), self._lease / 10))
 

@@ -17,7 +17,7 @@ from sidecar.transport.errors import Conflict, Fenced, StreamFull, TooLarge, Una
 from sidecar.transport.jetstream import Link
 from sidecar.transport.ownership import FencedStream, LaneClaim, StreamFence
 from sidecar.transport.retry import pause_seconds
-from sidecar.transport.session import HEADER_RESERVE, headers_size
+from sidecar.transport.wire import HEADER_RESERVE, headers_size
 from sidecar.transport.writes import (
     EXPECTED_SEQUENCE,
     EXPECTED_SUBJECT,

@@ -20,8 +20,9 @@ import msgspec
 
 from sidecar.transport.errors import ApiError, TransportError, Unavailable
 from sidecar.transport.jetstream import Link
-from sidecar.transport.session import API, Incoming, Session, Subscription
+from sidecar.transport.session import Session, Subscription
 from sidecar.transport.topology import StreamFacts, facts_of
+from sidecar.transport.wire import API, Incoming
 
 _NANO: Final = 1_000_000_000
 _EXPIRES: Final = 30.0

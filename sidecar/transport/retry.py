@@ -26,8 +26,8 @@ def pause_seconds(failures: int, *, first: float = _FIRST, longest: float = _LON
 async def until_available(attempt: Callable[[], Awaitable[T]], *, patience: float) -> T:
     """Repeat while JetStream is unavailable, for ``patience`` seconds. Raises Unavailable then.
 
-    A denied subject is raised at once.     An error of JetStream's interface with status 503 or 408
-    counts as unavailable, any other is raised as it is.
+    A denied subject is raised at once. An error of JetStream's interface with status 503 or 408 counts as
+    unavailable, any other is raised as it is.
     """
     began = time.monotonic()
     failures = 0

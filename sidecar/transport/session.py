@@ -15,8 +15,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -24,6 +23,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 
 from sidecar.transport.credentials import CredentialsFile
 from sidecar.transport.errors import (
@@ -37,11 +37,18 @@ from sidecar.transport.errors import (
     Unavailable,
     without_credentials,
 )
+from sidecar.transport.wire import (
+    API,
+    HEADER_RESERVE,
+    Incoming,
+    LinkSettings,
+    Reply,
+    decode_api,
+    headers_size,
+)
 
-API: Final = "$JS.API"
 MIN_SERVER: Final = (2, 11)
 MIN_API_LEVEL: Final = 1
-HEADER_RESERVE: Final = 256
 _PENDING_SIZE: Final = 16 * 1024 * 1024
 _CLOSE_SECONDS: Final = 2.0
 _NO_JETSTREAM: Final = frozenset({10035, 10039, 10076})
@@ -58,47 +65,6 @@ _DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 log = structlog.get_logger(__name__)
-
-
-class Incoming(Protocol):
-    """What a subscription's callback gets. ``headers`` is None without any; ``reply`` is empty when none
-    is wanted.
-    """
-
-    @property
-    def subject(self) -> str: ...
-    @property
-    def reply(self) -> str: ...
-    @property
-    def data(self) -> bytes: ...
-    @property
-    def headers(self) -> Mapping[str, str] | None: ...
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """Answer to a request."""
-
-    payload: bytes
-    headers: Mapping[str, str]
-
-
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the broker. Times in seconds.
-
-    ``url`` may list several servers, separated by commas. ``creds`` is read anew at each connection.
-    """
-
-    url: str
-    creds: Path | None
-    name: str
-    connect_timeout: float = 5.0
-    start_timeout: float = 20.0
-    ping_interval: float = 10.0
-
-    @property
-    def servers(self) -> list[str]:
-        """The servers of ``url``, in their order."""
-        return [part.strip() for part in self.url.split(",") if part.strip()]
 
 
 class Subscription:
@@ -305,6 +271,10 @@ class Session:
         self._at_end.add(callback)
         return lambda: self._at_end.discard(callback)
 
+    def jetstream(self) -> JetStreamContext:
+        """The client's own JetStream calls. For this package, where there is no simpler way."""
+        return self._client.jetstream()
+
     def new_inbox(self) -> str:
         """A subject nobody else knows."""
         return str(self._client.new_inbox())
@@ -396,31 +366,6 @@ class Session:
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"cannot subscribe: {error}") from error
         return Subscription(inner)
-
-
-def decode_api(payload: bytes) -> dict[str, Any]:
-    """The JSON object JetStream answered. Raises ApiError when it is an error, Unavailable when it is
-    none.
-    """
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(payload, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise Unavailable("JetStream's answer is not JSON") from error
-    error_field = answer.get("error")
-    if isinstance(error_field, dict):
-        raise ApiError(
-            int(error_field.get("code", 0)),
-            int(error_field.get("err_code", 0)),
-            str(error_field.get("description", "")),
-        )
-    return answer
-
-
-def headers_size(headers: Mapping[str, str] | None) -> int:
-    """Bytes the headers take on the wire."""
-    if not headers:
-        return 0
-    return 14 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
 
 
 def _connect_failure(host: str, error: BaseException) -> TransportError:

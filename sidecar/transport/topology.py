@@ -188,6 +188,8 @@ def _check(name: str, wanted: Mapping[str, Any], config: Mapping[str, Any]) -> N
             refuse("max_age", "ownership and states must not age out")
         if config.get("discard") != "new" and limited:
             refuse("discard", "a full stream would drop another run's only state")
+        if limited:
+            warn("max_bytes", "once full, leases may not be renewed")
         if per_subject != 1:
             warn("max_msgs_per_subject", "old states are kept")
         if per_subject > 0 and config.get("discard_new_per_subject"):

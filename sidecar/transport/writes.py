@@ -12,7 +12,7 @@ from typing import Any, Final
 from protocol import subjects
 from sidecar.transport.errors import ApiError, Conflict, StreamFull, TooLarge, Unavailable
 from sidecar.transport.jetstream import Link
-from sidecar.transport.session import HEADER_RESERVE, decode_api, headers_size
+from sidecar.transport.wire import HEADER_RESERVE, decode_api, headers_size
 
 MSG_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"

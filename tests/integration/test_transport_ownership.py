@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -92,6 +93,7 @@ async def test_a_released_lane_is_free_at_once(server: NatsServer) -> None:
         second = claim_of(link, "b")
         assert await second.claim() == 2
         await first.release()
+        await second._renew_state()
         assert (await state_record(link)).owner == "b"
 
 
@@ -153,8 +155,15 @@ async def test_a_watcher_does_not_count_time_the_broker_was_away(server: NatsSer
     async with ready(server) as link:
         await claim_of(link, "a").claim()
         clock = Clock()
-        watcher = claim_of(link, "b", 30.0, monotonic=clock)
-        watcher._lease_poll = 0.02  # type: ignore[attr-defined]
+        watcher = claim_of(link, "b", 0.3, monotonic=clock)
+        looks: list[float] = []
+        seen = watcher._is_free
+
+        def look(held: Any) -> bool:
+            looks.append(clock.now)
+            return seen(held)
+
+        watcher._is_free = look  # type: ignore[method-assign]
         taken: list[int] = []
 
         async def watch() -> None:
@@ -162,20 +171,21 @@ async def test_a_watcher_does_not_count_time_the_broker_was_away(server: NatsSer
 
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
-            await anyio.wait_all_tasks_blocked()
+            await eventually(lambda: bool(looks), "first look")
             server.kill9()
             clock.now += 100
             server.start()
             with anyio.fail_after(30):
                 await link.wait_connected(1)
-            for _ in range(20):
-                await last_message(link, "WK_STATE", subjects.state_epoch("t", "l"))
+            await eventually(lambda: looks.count(1100.0) >= 3, "looks after the outage")
             assert taken == []
+            clock.now += 0.5
+            await eventually(lambda: taken == [2], "takeover")
             group.cancel_scope.cancel()
 
 
 async def test_two_racing_owners_never_share_an_epoch(server: NatsServer) -> None:
-    """Each takes the lane from the other as fast as it can; nothing of an old epoch is stored after a newer one."""
+    """Each takes the lane from the other as fast as it can; nothing of an old epoch follows a newer one."""
     async with ready(server) as first, linked(server.url) as second:
         epochs: list[int] = []
         stored: list[tuple[int, str]] = []
@@ -207,7 +217,7 @@ async def test_two_racing_owners_never_share_an_epoch(server: NatsServer) -> Non
         last = (await first.api("STREAM.INFO.WK_OUT"))["state"]["last_seq"]
         for sequence in range(1, last + 1):
             message = (await first.api("STREAM.MSG.GET.WK_OUT", {"seq": sequence}))["message"]
-            body = msgspec.json.Decoder(bytes).decode(msgspec.json.encode(message["data"]))
+            body = base64.b64decode(message["data"])
             if message["subject"].endswith(".epoch"):
                 seen.append(msgspec.json.decode(body, type=LaneEpoch).epoch)
             else:
@@ -274,6 +284,29 @@ async def test_a_full_out_stream_does_not_cost_the_lane(server: NatsServer) -> N
             await eventually(lambda: not claim.out_blocked, "room in the out stream")
             group.cancel_scope.cancel()
         assert (await out_record(link)).owner == "a"
+
+
+async def test_a_full_state_stream_takes_the_renewals_or_ends_the_lease(server: NatsServer) -> None:
+    """Newer servers replace a message in a full stream, older ones refuse; the lease must never be wrong."""
+    async with linked(server.url) as link:
+        full = {
+            "name": "WK_STATE",
+            "subjects": ["wk.v1.state.>"],
+            "discard": "new",
+            "max_msgs_per_subject": 1,
+            "max_bytes": 3000,
+        }
+        await link.api("STREAM.CREATE.WK_STATE", full)
+        await ensure_streams(link)
+        claim = claim_of(link, "a", 0.3)
+        await claim.claim()
+        for run in range(40):
+            await link.request(subjects.state("t", "l", f"r{run}"), b"x" * 200)
+        async with anyio.create_task_group() as group:
+            group.start_soon(claim.renew_forever)
+            before = claim._renewed
+            await eventually(lambda: claim._renewed > before or not claim.valid(), "renewal or doubt")
+            group.cancel_scope.cancel()
 
 
 async def test_broker_killed_while_renewing_and_while_claiming(server: NatsServer) -> None:

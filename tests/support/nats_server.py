@@ -170,6 +170,8 @@ class NatsServer:
     def freeze(self) -> None:
         """Stop the process without closing its connections: a half-open link for its clients."""
         os.kill(self.pid, signal.SIGSTOP)
+        stat = Path(f"/proc/{self.pid}/stat")
+        wait_until(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T", "stop of the process")
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

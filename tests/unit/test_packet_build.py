@@ -1,4 +1,5 @@
-"""The packet: its fields, its digest, byte stability of its text, children, and the order of what is left out."""
+"""The packet: its fields, its digest, byte stability of its text, children, and the order of what is left
+out."""
 
 from __future__ import annotations
 
@@ -8,33 +9,23 @@ import msgspec
 import pytest
 
 from protocol.codec import canonical, digest, encode
-from protocol.events import NextAction, Settings
+from protocol.events import Settings
 from protocol.handoff import DIGEST_EXCLUDES, Packet
-from sidecar.core.fitting import MAX_WIRE_BYTES, shorten
-from sidecar.core.packet import BudgetFigures, Built, PacketInputs, build_packet
+from sidecar.core.packet import BudgetFigures, build_packet
 from sidecar.core.protected import protected_digest, protected_view
 from sidecar.core.state import (
     Approval,
     Call,
-    CompletedStep,
     ConstraintItem,
-    Decision,
     Evidence,
-    Ledger,
+    Gap,
     Operation,
     Pause,
-    PlanStep,
-    Progress,
-    Question,
     Request,
     UserMessage,
 )
 from sidecar.core.text import render
 from tests.support.packets import busy, checkpoint, cleared, inputs, lines_about, says, started
-
-
-def _omitted(built: Built) -> dict[str, int]:
-    return {item.how.split(":")[0]: item.count for item in built.packet.omitted}
 
 
 def test_everything_of_a_busy_run_is_in_it() -> None:
@@ -68,7 +59,10 @@ def test_everything_of_a_busy_run_is_in_it() -> None:
     assert [item.call_id for item in packet.abandoned_calls] == ["c-20"]
     assert [item.text for item in packet.summary.observations] == ["it builds"]
     assert packet.summary.narrative == "fine"
-    assert [(item.code, item.count) for item in packet.violations] == [("duplicate_call", 1), ("orphan_result", 2)]
+    assert [(item.code, item.count) for item in packet.violations] == [
+        ("duplicate_call", 1),
+        ("orphan_result", 2),
+    ]
     assert packet.checkpoint is not None
     assert packet.checkpoint.covers_through.position == 10
     assert packet.ledger_version == 42
@@ -82,8 +76,7 @@ def test_before_the_first_checkpoint() -> None:
     plain = msgspec.json.decode(encode(packet))
     assert plain["checkpoint"] is None
     assert plain["summary"] == {"completed": [], "observations": [], "inferences": [], "narrative": ""}
-    for name in ("parent",):
-        assert plain[name] is None
+    assert plain["parent"] is None
     assert plain["policy"] == {"released": None, "loaded": None}
     assert plain["progress"]["next_action"] is None
     assert plain["task"]["scope"] is None
@@ -96,12 +89,41 @@ def test_it_reads_back_from_its_bytes_and_the_text_is_that_of_its_fields() -> No
     assert render(packet) == packet.text
 
 
+def test_the_wire_shows_the_protected_view_as_it_was_digested() -> None:
+    ledger = busy()
+    ledger.put("evidence", Evidence(id="ev-1", claim="0.1", kind="observed", source="event:e-5", value=False))
+    ledger.put("gap", Gap(id="event/s1/4", channel="event", session="s1", first=4, through=5))
+    view = protected_view({"r1": ledger}, "r1")
+    plain = msgspec.json.decode(encode(build_packet(inputs(ledger)).packet))
+    plain["task"].pop("user_messages")
+    for name in (
+        "task",
+        "inputs",
+        "policy",
+        "progress",
+        "questions",
+        "approvals",
+        "contradictions",
+        "parent",
+    ):
+        assert plain[name] == view[name]
+    assert [item for item in plain["evidence"] if item["id"] == "ev-1"] == view["evidence"]
+    assert [item for item in plain["artifacts"] if item["id"] == "patch"] == view["artifacts"]
+    unsettled = [dict(item) for item in plain["operations"] if item["state"] in ("not_started", "unknown")]
+    assert [item.pop("may") for item in unsettled] == ["wait", "reconcile"]
+    assert unsettled == view["operations"]
+
+
 def test_the_digest_is_over_the_message_as_read() -> None:
     packet = build_packet(inputs(busy())).packet
     plain = msgspec.json.decode(encode(packet))
-    assert plain["digest"] == digest({name: item for name, item in plain.items() if name not in DIGEST_EXCLUDES})
+    assert plain["digest"] == digest(
+        {name: item for name, item in plain.items() if name not in DIGEST_EXCLUDES}
+    )
     plain["at"], plain["epoch"], plain["packet_id"] = "2027-01-01T00:00:00Z", 99, "other"
-    assert plain["digest"] == digest({name: item for name, item in plain.items() if name not in DIGEST_EXCLUDES})
+    assert plain["digest"] == digest(
+        {name: item for name, item in plain.items() if name not in DIGEST_EXCLUDES}
+    )
 
 
 @pytest.mark.parametrize("reason", ["changed", "takeover"])
@@ -141,7 +163,17 @@ def test_no_time_version_id_or_budget_figure_is_in_the_text() -> None:
         checkpoint=checkpoint(),
     )
     text = build_packet(given).packet.text
-    for absent in ("pk-unique", "918273", "654321", "543210", "432109", "321098", "critical", "2026-", "cp-1"):
+    for absent in (
+        "pk-unique",
+        "918273",
+        "654321",
+        "543210",
+        "432109",
+        "321098",
+        "critical",
+        "2026-",
+        "cp-1",
+    ):
         assert absent not in text
 
 
@@ -197,7 +229,9 @@ def test_contract(contract: str) -> None:
 
 def test_a_childs_packet_is_its_own() -> None:
     parent = busy()
-    child = started("r1-child", parent="r1", spawned=True, allowed_tools=("bash",), required_artifacts=("report",))
+    child = started(
+        "r1-child", parent="r1", spawned=True, allowed_tools=("bash",), required_artifacts=("report",)
+    )
     child.put("request", Request(id="e-1", text="translate it", position=1))
     packet = build_packet(inputs(child, parent)).packet
     assert packet.parent is not None
@@ -221,9 +255,10 @@ def test_a_childs_constraints_of_its_own_agent_do_not_reach_its_parent() -> None
 
 def test_calls_abandoned_before_the_boundary_are_not_told_again() -> None:
     ledger = busy()
-    assert [item.call_id for item in build_packet(inputs(ledger, checkpoint=checkpoint(19))).packet.abandoned_calls] == [
-        "c-20"
-    ]
+    assert [
+        item.call_id
+        for item in build_packet(inputs(ledger, checkpoint=checkpoint(19))).packet.abandoned_calls
+    ] == ["c-20"]
     assert build_packet(inputs(ledger, checkpoint=checkpoint(20))).packet.abandoned_calls == ()
 
 
@@ -247,7 +282,12 @@ def test_statements_about_what_no_longer_holds_are_not_rendered() -> None:
 
 def test_user_messages_within_their_budget_by_rank() -> None:
     ledger = started()
-    texts = {"e-1": (3, "first " * 8), "e-2": (1, "chat " * 8), "e-3": (2, "never x " * 8), "e-4": (1, "hello " * 8)}
+    texts = {
+        "e-1": (3, "first " * 8),
+        "e-2": (1, "chat " * 8),
+        "e-3": (2, "never x " * 8),
+        "e-4": (1, "hello " * 8),
+    }
     for position, (name, (rank, text)) in enumerate(texts.items(), start=1):
         ledger.put("user", UserMessage(id=name, text=text, position=position, rank=rank))
     packet = build_packet(inputs(ledger, user_tokens=29)).packet
@@ -279,7 +319,9 @@ def _may(change: Any, **given: Any) -> str:
         ("wait", lambda ledger: ledger.put("approval", Approval(id="a", action="deploy", operation_id="op"))),
         (
             "none",
-            lambda ledger: ledger.put("approval", Approval(id="a", action="deploy", operation_id="op", state="denied")),
+            lambda ledger: ledger.put(
+                "approval", Approval(id="a", action="deploy", operation_id="op", state="denied")
+            ),
         ),
         (
             "dispatch",
@@ -288,7 +330,10 @@ def _may(change: Any, **given: Any) -> str:
                 Approval(id="a", action="deploy", operation_id="op", state="granted", uses_left=1),
             ),
         ),
-        ("wait", lambda ledger: ledger.put("call", Call(id="e-9", call_id="c", tool="sh", operation_id="op"))),
+        (
+            "wait",
+            lambda ledger: ledger.put("call", Call(id="e-9", call_id="c", tool="sh", operation_id="op")),
+        ),
         ("none", lambda ledger: setattr(ledger.head, "pauses", (Pause("authority", "audit"),))),
         ("none", lambda ledger: setattr(ledger.head, "finished", "failed")),
     ],
@@ -312,193 +357,3 @@ def test_may_of_others(state: Any, may: str) -> None:
 def test_a_forbidden_operation_may_nothing() -> None:
     settings = Settings(forbidden_kinds=("deploy*",))
     assert _may(lambda ledger: None, settings=settings) == "none"
-
-
-# What is left out, and when it must be announced.
-
-
-def _crowded() -> Ledger:
-    ledger = busy()
-    for number in range(40):
-        ledger.put(
-            "operation",
-            Operation(
-                id=f"done-{number:02}", kind="k", idempotency_key=f"d{number}", state="succeeded", position=100 + number
-            ),
-        )
-        ledger.put("decision", Decision(id=f"d-{number + 10}", summary="s" * 60, rejected=(("a", "b"),), position=number))
-        ledger.put(
-            "evidence",
-            Evidence(id=f"ev-{number + 10}", claim="c" * 60, kind="observed", source="event:e-1", position=number),
-        )
-    return ledger
-
-
-def _protected_ids(built: Built) -> dict[str, list[str]]:
-    packet = built.packet
-    return {
-        "constraints": [item.id for item in packet.task.constraints],
-        "requests": [item.event_id for item in packet.task.current_request],
-        "questions": [item.id for item in packet.questions],
-        "operations": [item.id for item in packet.operations if item.state in ("not_started", "pending", "unknown")],
-        "approvals": [item.id for item in packet.approvals],
-        "plan": [item.id for item in packet.progress.plan if item.state in ("todo", "doing")],
-    }
-
-
-def _crowded_inputs(**given: Any) -> PacketInputs:
-    observations = tuple(says(f"seen {number} {'o' * 60}", "event:e-5") for number in range(30))
-    return inputs(
-        _crowded(),
-        checkpoint=checkpoint(observations=observations, narrative="n" * 400),
-        recent=lines_about(30, "recent " + "r" * 60),
-        **given,
-    )
-
-
-def test_what_is_not_protected_goes_first_in_order_and_is_counted() -> None:
-    full = build_packet(_crowded_inputs(packet_tokens=50_000))
-    assert full.choice is None
-    assert full.packet.omitted == ()
-    kinds = ("recent", "narrative of the summary", "observations of the summary", "rejected alternatives")
-    seen: list[set[str]] = []
-    for bound in range(full.tokens - 100, 2_000, -400):
-        built = build_packet(_crowded_inputs(packet_tokens=bound))
-        assert built.choice is None
-        assert built.tokens <= bound
-        assert built.tokens == built.packet.budget.packet_tokens
-        assert len(encode(built.packet)) <= bound * 4
-        assert _protected_ids(built) == _protected_ids(full)
-        assert built.packet.protected_digest == full.packet.protected_digest
-        seen.append({name.removesuffix(" items") for name in _omitted(built)})
-    assert seen[0] == {"recent"}
-    assert set(kinds) <= seen[-1]
-    assert all(earlier <= later for earlier, later in zip(seen, seen[1:], strict=False))
-    assert "evidence" not in seen[len(seen) // 3]
-
-
-def test_recent_lines_and_observations_go_from_the_oldest() -> None:
-    full = build_packet(_crowded_inputs(packet_tokens=50_000))
-    built = build_packet(_crowded_inputs(packet_tokens=full.tokens - 600))
-    kept = [item.ref for item in built.packet.recent]
-    assert kept == [f"event:e-{number}" for number in range(30 - len(kept), 30)]
-    smaller = build_packet(_crowded_inputs(packet_tokens=full.tokens - 2_600))
-    seen = [item.text.split(" ")[1] for item in smaller.packet.summary.observations]
-    assert 0 < len(seen) < 30
-    assert seen == [str(number) for number in range(30 - len(seen), 30)]
-
-
-def test_settled_operations_stay_newest_first() -> None:
-    full = build_packet(_crowded_inputs(packet_tokens=50_000))
-    assert full.packet.operations[2].id == "done-39"
-    for bound in range(full.tokens, 2_000, -300):
-        built = build_packet(_crowded_inputs(packet_tokens=bound))
-        settled = [item.id for item in built.packet.operations if item.state == "succeeded"]
-        assert settled == [item.id for item in full.packet.operations[2:]][: len(settled)]
-        for item in built.packet.omitted:
-            if item.cls == "settled":
-                assert item.count == 41 - len(settled)
-
-
-def _heavy(constraints: int = 3, size: int = 3_000) -> Ledger:
-    ledger = busy()
-    for number in range(constraints):
-        ledger.put(
-            "constraint",
-            ConstraintItem(id=f"big-{number:03}", text=f"never {'w' * size}", source="user", told_by="authority"),
-        )
-    ledger.put("question", Question(id="q-big", text="why " + "q" * size))
-    return ledger
-
-
-def _budget(usable: int) -> BudgetFigures:
-    return BudgetFigures(usable * 2, usable, 0, 0, "ok")
-
-
-def test_reduced_gives_long_texts_by_reference_and_binding_ones_last() -> None:
-    ledger = _heavy()
-    built = build_packet(inputs(ledger, packet_tokens=3_000, budget=_budget(14_000)))
-    assert built.choice == "reduced"
-    assert built.text_tokens * 4 <= 14_000
-    assert [item.text for item in built.packet.task.constraints if item.id == "big-000"] == [f"never {'w' * 3_000}"]
-    (question,) = [item for item in built.packet.questions if item.id == "q-big"]
-    assert question.text.endswith("… [3004 bytes, ref question:q-big]")
-    assert built.packet.protected_digest == protected_digest(protected_view({"r1": ledger}, "r1"))
-    assert built.packet.verdict == "reconcile"
-
-
-def test_when_that_is_not_enough_constraints_are_shortened_too() -> None:
-    built = build_packet(inputs(_heavy(10), packet_tokens=3_000, budget=_budget(10_000)))
-    assert built.choice == "reduced"
-    assert built.text_tokens * 4 <= 10_000
-    (text,) = [item.text for item in built.packet.task.constraints if item.id == "big-009"]
-    assert text.startswith("never www")
-    assert text.endswith("bytes, ref constraint:big-009]")
-
-
-def test_postpone_and_pause_are_announced_and_nothing_protected_is_dropped() -> None:
-    ledger = _heavy(200, 2_000)
-    full = build_packet(inputs(ledger, packet_tokens=10**6, budget=_budget(10**8)))
-    choices = []
-    for usable in (200_000, 60_000, 45_000, 30_000, 20_000, 4_000):
-        built = build_packet(inputs(ledger, packet_tokens=3_000, budget=_budget(usable)))
-        choices.append(built.choice)
-        assert _protected_ids(built) == _protected_ids(full)
-        codes = [item.code for item in built.packet.blockers]
-        assert ("postponed" in codes) == (built.choice == "postpone")
-        assert ("protected_too_large" in codes) == (built.choice == "pause")
-        assert (built.packet.verdict == "pause") == (built.choice == "pause")
-        if built.choice == "pause":
-            assert {item.may for item in built.packet.operations} == {"none"}
-    order = ["reduced", "postpone", "pause"]
-    assert set(choices) == set(order)
-    assert choices == sorted(choices, key=lambda choice: order.index(choice or ""))
-
-
-def test_nothing_exceeds_the_wire_even_when_all_of_it_is_protected() -> None:
-    ledger = started()
-    for number in range(12_000):
-        ledger.put("operation", Operation(id=f"op-{number:05}", kind="k", idempotency_key=f"key-{number}"))
-    built = build_packet(inputs(ledger, budget=_budget(10**8)))
-    assert built.choice == "pause"
-    assert len(encode(built.packet)) <= MAX_WIRE_BYTES
-    assert sum(item.count for item in built.packet.omitted) + len(built.packet.operations) == 12_000
-
-
-def test_finished_steps_are_kept_to_the_newest_only_for_want_of_room() -> None:
-    ledger = started()
-    ledger.put(
-        "progress",
-        Progress(
-            completed=tuple(CompletedStep(text=f"step {n} {'s' * 80}") for n in range(100)),
-            plan=tuple(PlanStep(id=f"t-{n}", text="t" * 80, state="done" if n < 60 else "todo") for n in range(70)),
-            next_action=NextAction(verb="finish"),
-        ),
-    )
-    full = build_packet(inputs(ledger, packet_tokens=20_000)).packet
-    assert (len(full.progress.completed), len(full.progress.plan)) == (100, 70)
-    tight = build_packet(inputs(ledger, packet_tokens=5_500))
-    assert tight.choice is None
-    assert tight.packet.progress.completed[-20:] == full.progress.completed[-20:]
-    assert [item.id for item in tight.packet.progress.plan if item.state == "todo"] == [f"t-{n}" for n in range(60, 70)]
-    assert tight.packet.protected_digest == full.protected_digest
-
-
-def test_cleared_results_do_not_push_the_ledger_out() -> None:
-    built = build_packet(inputs(busy(), cleared=cleared(500), packet_tokens=3_000))
-    assert built.choice is None
-    assert len(built.packet.cleared) == 500
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "expected"),
-    [
-        ("short", 4, "short"),
-        ("x" * 100, 20, "x" * 20 + "… [100 bytes, ref event:e]"),
-        ("é" * 100, 20, "é" * 20 + "… [200 bytes, ref event:e]"),
-        ("👩" * 100, 20, "👩" * 20 + "… [400 bytes, ref event:e]"),
-        ("a\u0301" * 100, 3, "a\u0301… [300 bytes, ref event:e]"),
-    ],
-)
-def test_cuts_fall_between_characters(text: str, limit: int, expected: str) -> None:
-    assert shorten(text, limit, "event:e") == expected

@@ -52,7 +52,10 @@ GOLDEN: dict[str, Any] = {
     "progress": {
         "phase": "testing",
         "completed": [{"text": "built it", "refs": ["evidence:ev-1"]}],
-        "plan": [{"id": "t-2", "text": "tag", "state": "todo"}, {"id": "t-1", "text": "test", "state": "doing"}],
+        "plan": [
+            {"id": "t-2", "text": "tag", "state": "todo"},
+            {"id": "t-1", "text": "test", "state": "doing"},
+        ],
         "focus": {"files": ["a.py"], "hypothesis": "a race"},
         "next_action": {"verb": "call", "detail": "run the suite", "operation_id": "op-1"},
         "uncertain": ["whether the cache is warm"],
@@ -130,7 +133,9 @@ def test_a_run_without_beginning_keeps_its_nulls() -> None:
         lambda ledger: setattr(ledger.head, "position", 99),
         lambda ledger: ledger.head.violations.update(late_event=1),
         lambda ledger: ledger.put("decision", Decision(id="d-9", summary="more")),
-        lambda ledger: ledger.put("evidence", Evidence(id="ev-9", claim="x", kind="inferred", source="event:e-1")),
+        lambda ledger: ledger.put(
+            "evidence", Evidence(id="ev-9", claim="x", kind="inferred", source="event:e-1")
+        ),
         lambda ledger: ledger.put(
             "operation", Operation(id="op-9", kind="k", idempotency_key="k9", state="succeeded", receipt="r")
         ),
@@ -149,7 +154,9 @@ def test_what_is_not_protected_does_not_move_the_digest(change: Any) -> None:
     [
         lambda ledger: ledger.put("request", Request(id="e-31", text="stop", position=31)),
         lambda ledger: ledger.put("operation", Operation(id="op-9", kind="k", idempotency_key="k9")),
-        lambda ledger: ledger.put("gap", Gap(id="event/s1/4", channel="event", session="s1", first=4, through=5)),
+        lambda ledger: ledger.put(
+            "gap", Gap(id="event/s1/4", channel="event", session="s1", first=4, through=5)
+        ),
         lambda ledger: ledger.put("input", PinnedInput(id="spec", version="v4")),
         lambda ledger: ledger.put("policy", Policy(released="p-3", loaded="p-2")),
         lambda ledger: setattr(ledger.head, "allowed_tools", ()),
@@ -253,7 +260,12 @@ def test_contradictions_are_pairs_told_once_older_first() -> None:
         ledger.put(
             "evidence",
             Evidence(
-                id=name, claim="x", kind="observed", source="event:e-1", contradicts=against, position=position
+                id=name,
+                claim="x",
+                kind="observed",
+                source="event:e-1",
+                contradicts=against,
+                position=position,
             ),
         )
     assert protected_view({"r1": ledger}, "r1")["contradictions"] == [
@@ -267,7 +279,9 @@ def _family() -> dict[str, Ledger]:
     root = started("root")
     root.put("policy", Policy(released="p-1", loaded="p-1"))
     middle = started("middle", parent="root", spawned=True)
-    leaf = started("leaf", parent="middle", spawned=True, allowed_tools=("bash",), required_artifacts=("patch",))
+    leaf = started(
+        "leaf", parent="middle", spawned=True, allowed_tools=("bash",), required_artifacts=("patch",)
+    )
     sources = ("user", "policy", "operator", "agent")
     for ledger in (root, middle):
         for source in sources:

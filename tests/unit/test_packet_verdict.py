@@ -15,6 +15,7 @@ from sidecar.core.state import (
     Approval,
     ConstraintItem,
     Gap,
+    Lane,
     Ledger,
     Note,
     Operation,
@@ -23,6 +24,8 @@ from sidecar.core.state import (
     Progress,
 )
 from tests.support.packets import started
+
+LANE = Lane(settings=Settings())
 
 Change = Callable[[Ledger], object]
 
@@ -36,7 +39,10 @@ def _await(ledger: Ledger) -> None:
 CAUSES: dict[Verdict, tuple[str, Change]] = {
     "pause": ("run_paused", lambda ledger: setattr(ledger.head, "pauses", (Pause("agent", "lunch"),))),
     "new_context": ("context_changed", lambda ledger: setattr(ledger.head, "context_changed_at", 5)),
-    "reload_policy": ("policy_stale", lambda ledger: ledger.put("policy", Policy(released="p-2", loaded="p-1"))),
+    "reload_policy": (
+        "policy_stale",
+        lambda ledger: ledger.put("policy", Policy(released="p-2", loaded="p-1")),
+    ),
     "reconcile": (
         "outcome_unknown",
         lambda ledger: ledger.put(
@@ -48,12 +54,12 @@ CAUSES: dict[Verdict, tuple[str, Change]] = {
 
 
 def _causes(ledger: Ledger, **given: object) -> list[str]:
-    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1", **given)  # type: ignore[arg-type]
+    found = verdicts.blockers(LANE, {"r1": ledger}, "r1", **given)  # type: ignore[arg-type]
     return [blocker.code for blocker in found]
 
 
 def _verdict(ledger: Ledger) -> str:
-    return verdicts.verdict(verdicts.blockers(Settings(), {"r1": ledger}, "r1"))
+    return verdicts.verdict(verdicts.blockers(LANE, {"r1": ledger}, "r1"))
 
 
 def test_the_order_names_every_verdict_once() -> None:
@@ -107,7 +113,7 @@ def test_a_gap_not_declared_yet_is_told_and_pauses_nothing() -> None:
 def test_an_ancestors_pause_is_the_childs() -> None:
     parent, child = started("p"), started("c", parent="p", spawned=True)
     parent.head.pauses = (Pause("authority", "audit"),)
-    (blocker,) = verdicts.blockers(Settings(), {"p": parent, "c": child}, "c")
+    (blocker,) = verdicts.blockers(LANE, {"p": parent, "c": child}, "c")
     assert blocker.code == "run_paused"
     assert "audit" in blocker.text
     assert "authority" in blocker.clears_when
@@ -139,9 +145,9 @@ def test_a_policy_loaded_without_a_release_stops_nothing() -> None:
 def test_a_childs_loaded_policy_is_compared_with_the_ancestors_release() -> None:
     parent, child = started("p"), started("c", parent="p", spawned=True)
     parent.put("policy", Policy(released="p-1", loaded="p-1"))
-    assert verdicts.verdict(verdicts.blockers(Settings(), {"p": parent, "c": child}, "c")) == "reload_policy"
+    assert verdicts.verdict(verdicts.blockers(LANE, {"p": parent, "c": child}, "c")) == "reload_policy"
     child.put("policy", Policy(loaded="p-1"))
-    assert verdicts.verdict(verdicts.blockers(Settings(), {"p": parent, "c": child}, "c")) == "continue"
+    assert verdicts.verdict(verdicts.blockers(LANE, {"p": parent, "c": child}, "c")) == "continue"
 
 
 def test_a_pending_approval_of_another_operation_is_not_awaited() -> None:
@@ -168,7 +174,7 @@ def test_waiting_for_nothing_named_waits_for_the_oldest_pending_approval() -> No
     ledger.put("approval", Approval(id="ap-1", action="x", position=8))
     ledger.put("approval", Approval(id="ap-a", action="x", position=10))
     ledger.put("progress", Progress(next_action=NextAction(verb="wait")))
-    (blocker,) = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    (blocker,) = verdicts.blockers(LANE, {"r1": ledger}, "r1")
     assert (blocker.code, blocker.ref) == ("approval_pending", "approval:ap-1")
 
 
@@ -178,7 +184,7 @@ def test_reasons_from_outside_the_ledger() -> None:
         "storage_unavailable",
         "artifact_missing",
     ]
-    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1", stops=[verdicts.STORAGE_UNAVAILABLE])
+    found = verdicts.blockers(LANE, {"r1": ledger}, "r1", stops=[verdicts.STORAGE_UNAVAILABLE])
     assert verdicts.verdict(found) == "pause"
     assert verdicts.CODES[verdicts.POSTPONED.code] == "continue"
     assert verdicts.CODES[verdicts.PROTECTED_TOO_LARGE.code] == "pause"
@@ -187,7 +193,7 @@ def test_reasons_from_outside_the_ledger() -> None:
 def test_what_the_agent_says_blocks_it_is_told_whole() -> None:
     ledger = started()
     ledger.put("progress", Progress(blockers=tuple(Note(id=f"b-{n}", text=f"t {n}") for n in range(30))))
-    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    found = verdicts.blockers(LANE, {"r1": ledger}, "r1")
     assert len(found) == 30
     assert verdicts.verdict(found) == "continue"
 
@@ -196,9 +202,10 @@ def test_many_unknown_operations_are_counted_not_listed_twice() -> None:
     ledger = started()
     for number in range(verdicts.MOST_OF_A_CODE + 7):
         ledger.put(
-            "operation", Operation(id=f"op-{number:02}", kind="x", idempotency_key=str(number), state="unknown")
+            "operation",
+            Operation(id=f"op-{number:02}", kind="x", idempotency_key=str(number), state="unknown"),
         )
-    found = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    found = verdicts.blockers(LANE, {"r1": ledger}, "r1")
     assert len(found) == verdicts.MOST_OF_A_CODE + 1
     assert found[-1].ref is None
     assert "7 more" in found[-1].text
@@ -207,7 +214,7 @@ def test_many_unknown_operations_are_counted_not_listed_twice() -> None:
 def test_an_operation_under_review_is_the_authoritys() -> None:
     ledger = started()
     ledger.put("operation", Operation(id="op", kind="x", idempotency_key="1", state="unknown", review=True))
-    (blocker,) = verdicts.blockers(Settings(), {"r1": ledger}, "r1")
+    (blocker,) = verdicts.blockers(LANE, {"r1": ledger}, "r1")
     assert "authority" in blocker.clears_when
 
 

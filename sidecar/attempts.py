@@ -1,0 +1,196 @@
+"""What a compaction attempt is made of, and the receipt it leaves whatever its end.
+
+Values only: nothing here asks, stores or sends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from protocol import subjects
+from protocol.codec import encode
+from protocol.handoff import (
+    HandoffPoint,
+    OmittedCounts,
+    Projector,
+    ProtectedCount,
+    Receipt,
+    ReceiptTokens,
+)
+from protocol.summary import Range
+from sidecar.core import policy
+from sidecar.core.budget import Budget
+from sidecar.core.packet import Built
+from sidecar.core.state import Ledger
+from sidecar.core.validation import Verdict
+from sidecar.desk import Desk, moment, moment_of
+from sidecar.notices import derived_id
+from storage.records import AttemptRow, CheckpointRow, OutboxRow, ReceiptRow
+
+PROTECTED_KINDS = ("constraint", "question", "operation", "approval", "decision", "request", "gap")
+
+
+@dataclass
+class Job:
+    """One need for compaction, frozen at the message where it fell due."""
+
+    run: str
+    trigger: str
+    fallback: bool
+    mode: str
+    ledger: Ledger
+    budget: Budget
+    course: policy.Course
+    reason: str = ""
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    """Set once it is known whether an attempt starts."""
+    attempt_id: str = ""
+    deferred: str = ""
+
+    @property
+    def position(self) -> int:
+        return self.ledger.head.position
+
+
+@dataclass
+class Attempt:
+    """One try to meet a job: its range and what it started from."""
+
+    attempt_id: str
+    job: Job
+    first: int
+    through: int
+    range_digest: str
+    handoff_position: int
+    ledger_digest: str
+    number: int
+    started_at: str
+    session: str | None = None
+
+    @property
+    def run(self) -> str:
+        return self.job.run
+
+    def row(self) -> AttemptRow:
+        """As it is stored before a summary is asked for."""
+        return AttemptRow(
+            attempt_id=self.attempt_id,
+            run=self.run,
+            trigger=self.job.trigger,
+            first=self.first,
+            through=self.through,
+            range_digest=self.range_digest,
+            handoff_position=self.handoff_position,
+            ledger_digest=self.ledger_digest,
+            started_at=self.started_at,
+            body=encode({"mode": self.job.mode, "number": self.number}),
+        )
+
+
+@dataclass
+class Generated:
+    """A validated candidate: who made it, what validation said, and what it cost."""
+
+    summarizer: str
+    projector: Projector
+    verdict: Verdict
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+
+
+@dataclass
+class Ending:
+    """How an attempt ended; ``reason`` None when it was applied."""
+
+    outcome: str
+    reason: str | None
+    before: int
+    after: int
+    violations: Sequence[str] = ()
+    generated: Generated | None = None
+    built: Built | None = None
+    checkpoint: CheckpointRow | None = None
+
+
+def receipt(desk: Desk, attempt: Attempt, ending: Ending, summarizer: str) -> Receipt:
+    """The record of one attempt; ``summarizer`` names who was asked where nothing came back."""
+    ledger = attempt.job.ledger
+    kinds = Counter({kind: len(ledger.active[kind]) for kind in PROTECTED_KINDS if ledger.active[kind]})
+    generated, checkpoint = ending.generated, ending.checkpoint
+    optional: dict[str, Any] = {}
+    if attempt.session is not None:
+        optional["source_session"] = attempt.session
+    if checkpoint is not None:
+        optional["checkpoint_id"] = checkpoint.checkpoint_id
+    if attempt.job.course.checkpoint_id:
+        optional["parent_checkpoint_id"] = attempt.job.course.checkpoint_id
+    cost: dict[str, Any] = {}
+    if generated is not None and generated.tokens_in is not None:
+        cost = {"summarizer_in": generated.tokens_in, "summarizer_out": generated.tokens_out or 0}
+    return Receipt(
+        tenant=desk.tenant,
+        lane=desk.lane,
+        run=attempt.run,
+        at=moment(desk.wall()),
+        epoch=desk.voice.epoch,
+        receipt_id=derived_id("rc", attempt.attempt_id),
+        attempt_id=attempt.attempt_id,
+        trigger=attempt.job.trigger,  # type: ignore[arg-type]
+        outcome=ending.outcome,  # type: ignore[arg-type]
+        reason=ending.reason or attempt.job.reason or None,
+        summarizer=generated.summarizer if generated is not None else summarizer,
+        projector=generated.projector if generated is not None else Projector(version="1"),
+        range=Range(from_=attempt.first, through=attempt.through),
+        range_digest=attempt.range_digest,
+        handoff=HandoffPoint(position=attempt.handoff_position, ledger_digest=attempt.ledger_digest),
+        protected=ProtectedCount(total=kinds.total(), by_kind=dict(kinds)),
+        artifacts=len(ledger.active["artifact"]),
+        tokens=ReceiptTokens(
+            before=max(0, ending.before),
+            after=max(0, ending.after),
+            packet=0 if ending.built is None else ending.built.tokens,
+            **cost,
+        ),
+        omitted=_omitted(ending.built),
+        removed_statements=0 if generated is None else generated.verdict.removed,
+        violations=tuple(ending.violations),
+        attempt=attempt.number,
+        started_at=moment_of(attempt.started_at),
+        finished_at=moment(desk.wall()),
+        **optional,
+    )
+
+
+def receipt_rows(desk: Desk, told: Receipt) -> tuple[OutboxRow, ReceiptRow]:
+    """The receipt as a message to be sent and as it is stored."""
+    payload = encode(told)
+    message = OutboxRow(
+        stream="out",
+        subject=subjects.outbound(desk.tenant, desk.lane, told.run, "receipt"),
+        msg_id=told.receipt_id,
+        payload=payload,
+    )
+    stored = ReceiptRow(
+        receipt_id=told.receipt_id,
+        run=told.run,
+        attempt_id=told.attempt_id,
+        outcome=told.outcome,
+        body=payload,
+        created_at=desk.now_text(),
+    )
+    return message, stored
+
+
+def _omitted(built: Built | None) -> OmittedCounts:
+    counts: Counter[str] = Counter()
+    if built is not None:
+        for item in built.packet.omitted:
+            counts[item.cls] += item.count
+    return OmittedCounts(
+        drop=counts["drop"], reference=counts["reference"], summarise=counts["summarise"] + counts["settled"]
+    )

@@ -1,0 +1,48 @@
+"""Whether an agent that resumes a run works from what is true now.
+
+Compares what ``run.resumed`` says with the ledger and with the packet it names. A fault is recorded and
+told; it never undoes the resumption, since ``authorize`` refuses whatever a stale view would get wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from protocol.events import RunResumed
+from sidecar.core import family
+from sidecar.core.state import Ledger
+
+
+def resume_faults(
+    runs: Mapping[str, Ledger],
+    run: str,
+    event: RunResumed,
+    *,
+    packets: Mapping[str, int],
+    checkpoint_version: int,
+    missing_artifacts: Collection[str] = (),
+) -> list[str]:
+    """Codes of what is wrong with this resumption, worst first; empty when all is well.
+
+    ``packets``: ids of packets published lately → the checkpoint version each stood on (0: none);
+    ``checkpoint_version``: of the newest checkpoint. Call after the event was folded.
+    """
+    ledger = runs[run]
+    found: list[str] = []
+    if event.packet_id is not None and packets.get(event.packet_id, checkpoint_version) < checkpoint_version:
+        found.append("stale_packet")
+    released = family.released(runs, run)
+    if event.policy_version is not None and released is not None and event.policy_version != released:
+        found.append("policy_mismatch")
+    expected, first = ledger.progress.next_action, event.first_action
+    if (
+        expected is not None
+        and first is not None
+        and (first.verb, first.operation_id) != (expected.verb, expected.operation_id)
+    ):
+        found.append("first_action_mismatch")
+    if missing_artifacts:
+        found.append("artifact_missing")
+    if event.ledger_version is not None and event.ledger_version > ledger.head.version:
+        found.append("ledger_version_mismatch")
+    return found

@@ -1,0 +1,324 @@
+"""What follows from a folded message beside the ledger: budget, levels, notices, and whether to compact.
+
+Called by the intake under the lock, message by message; everything it wants stored goes into the same
+transaction, everything it wants told happens after COMMIT. It folds nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from protocol.codec import digest
+from protocol.events import Event, GapDeclared, Message, RunPaused, RunResumed, type_of
+from protocol.handoff import Recent
+from sidecar.core import policy
+from sidecar.core.budget import LEVELS, Observed, at_least, observe
+from sidecar.core.excerpt import content_text, first_sentence
+from sidecar.core.fold import Outcome
+from sidecar.core.resume import resume_faults
+from sidecar.core.state import Head, ledger_value
+from sidecar.deadlines import Deadlines, note_changes
+from sidecar.desk import Desk
+from sidecar.packets import Packets
+from sidecar.runs import HotRun
+from sidecar.states import state_row
+from sidecar.view import RECENT_LINES
+from storage.records import OutboxRow
+
+if TYPE_CHECKING:
+    from sidecar.compactor import Compactor
+    from sidecar.intake import Chunk, Incoming
+    from sidecar.responder import Responder
+
+_TICK_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Observer:
+    """One lane's observer."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        packets: Packets,
+        compactor: Compactor,
+        deadlines: Deadlines,
+        responder: Responder,
+    ) -> None:
+        self._desk = desk
+        self._packets = packets
+        self._compactor = compactor
+        self._deadlines = deadlines
+        self._responder = responder
+
+    def folded(self, run: str, hot: HotRun, outcome: Outcome, item: Incoming, chunk: Chunk) -> bool:
+        """Account for one folded message; whether the transaction must end here for a compaction."""
+        event = item.event
+        assert event is not None
+        desk, view, head = self._desk, hot.view, hot.ledger.head
+        name = type_of(event)
+        chunk.after.append(lambda: desk.metrics.folded(name))
+        view.stream_seq = item.delivery.stream_seq
+        for touched in outcome.touched:
+            relative = desk.runs.of(touched)
+            began = note_changes(relative, item.delivery.stamp)
+            if began:
+                chunk.after.append(lambda touched=touched, began=began: self._deadlines.watch(touched, began))  # type: ignore[misc]
+            if touched != run:
+                chunk.after.append(lambda touched=touched: self._packets.mark(touched, "changed"))  # type: ignore[misc]
+        if view.unproven_before:
+            self._prove(hot, event, outcome)
+        self._say(run, hot, outcome, item, chunk)
+        observed = observe(
+            view.budget,
+            event,
+            position=head.position,
+            current=not outcome.foreign,
+            late=outcome.late,
+            settings=desk.budget,
+            channel=item.channel,
+        )
+        self._account(run, hot, observed, item, chunk)
+        if isinstance(event, Message) and event.role == "assistant" and not outcome.foreign:
+            self._recent(hot, event)
+        if isinstance(event, RunResumed):
+            self._resumed(run, hot, event, chunk)
+        if isinstance(event, RunPaused):
+            chunk.after.append(lambda: self._packets.mark(run, "paused"))
+        else:
+            chunk.after.append(lambda: self._packets.mark(run, "changed"))
+        if name == "run.finished" and head.finished is not None and not outcome.late and not outcome.foreign:
+            self._finished(hot, head, chunk)
+        if outcome.decision is not None:
+            decision = outcome.decision
+            chunk.after.append(lambda: self._responder.decided(run, event.id, decision))
+        return self._decide(run, hot, item, chunk)
+
+    def after_rejection(self, run: str, outcome: Outcome, item: Incoming, chunk: Chunk) -> None:
+        """A message the fold rejected may still count as a violation of the run."""
+        if outcome.violations:
+            chunk.touched.add(run)
+            self._say(run, self._desk.runs.of(run), outcome, item, chunk)
+
+    def conflict(self, run: str, item: Incoming, chunk: Chunk) -> None:
+        """A message came again with other bytes: its run's violation is told."""
+        if run in self._desk.runs.ledgers and item.event is not None:
+            self._violation(run, "duplicate_conflict", (f"event:{item.event.id}",), item, chunk)
+
+    # --- what is told -----------------------------------------------------------------------------------
+
+    def _say(self, run: str, hot: HotRun, outcome: Outcome, item: Incoming, chunk: Chunk) -> None:
+        desk = self._desk
+        for violation in outcome.violations:
+            self._violation(run, violation.code, violation.refs, item, chunk)
+        for operation in outcome.operations_unknown:
+            chunk.outbox.append(
+                desk.voice.notice(
+                    run, "operation_unknown", desk.now(), (operation, hot.ledger.head.version),
+                    operation_id=operation,
+                )
+            )
+        if isinstance(item.event, GapDeclared):
+            for gap in hot.ledger.active["gap"].values():
+                if gap.declared:
+                    chunk.outbox.append(
+                        desk.voice.notice(
+                            run, "history_gap", desk.now(), gap.id, from_=gap.first, through=gap.through
+                        )
+                    )
+
+    def _violation(self, run: str, code: str, refs: tuple[str, ...], item: Incoming, chunk: Chunk) -> None:
+        desk = self._desk
+        chunk.after.append(lambda: desk.metrics.violation(code))
+        if chunk.said.setdefault((run, code), 0) >= 10:
+            return
+        chunk.said[run, code] += 1
+        key = (code, item.delivery.stream_seq, refs)
+        chunk.outbox.append(
+            desk.voice.notice(run, "violation", desk.now(), key, code=code, refs=refs[:50])
+        )
+
+    def _account(self, run: str, hot: HotRun, observed: Observed, item: Incoming, chunk: Chunk) -> None:
+        desk, view, head = self._desk, hot.view, hot.ledger.head
+        settings = desk.budget
+        if observed.sampled and observed.usable > 0:
+            share, error = observed.used / observed.usable, observed.sample_error
+            chunk.after.append(lambda: desk.metrics.usage(share, error))
+        if observed.ignored is not None:
+            chunk.after.append(desk.metrics.usage_ignored)
+        if observed.took_up:
+            view.cleared = [cleared for cleared in view.cleared if cleared.position > view.course.covers_through]
+        if observed.level_after != observed.level_before:
+            self._level(run, hot, observed, chunk)
+        mode, _ = desk.config.mode_for(head.labels)
+        if policy.follow(view.course, view.budget, observed, settings):
+            chunk.after.append(desk.metrics.not_taken_up)
+            chunk.outbox.append(
+                desk.voice.notice(run, "not_applied", desk.now(), (view.course.checkpoint_id, head.position))
+            )
+        if mode == "shadow":
+            policy.follow(view.shadow, view.budget, observed, settings)
+
+    def _level(self, run: str, hot: HotRun, observed: Observed, chunk: Chunk) -> None:
+        desk, view, head = self._desk, hot.view, hot.ledger.head
+        chunk.outbox.append(
+            desk.voice.notice(
+                run,
+                "level_changed",
+                desk.now(),
+                (head.position, observed.level_after),
+                from_=observed.level_before,
+                to=observed.level_after,
+                used=max(0, observed.used),
+                usable=observed.usable,
+            )
+        )
+        rose = LEVELS.index(observed.level_after) > LEVELS.index(observed.level_before)
+        if rose and observed.level_before == "ok":
+            view.handoff_position = head.position
+            view.handoff_digest = digest(ledger_value(hot.ledger))
+            chunk.after.append(lambda: self._packets.mark(run, "checkpoint"))
+
+    def _recent(self, hot: HotRun, event: Message) -> None:
+        text = first_sentence(content_text(event.content))
+        if text:
+            line = Recent(text=text[:200], ref=f"event:{event.id}")
+            hot.view.recent = [*hot.view.recent, line][-RECENT_LINES:]
+
+    def _resumed(self, run: str, hot: HotRun, event: RunResumed, chunk: Chunk) -> None:
+        desk = self._desk
+        view = hot.view
+        faults = resume_faults(
+            desk.runs.ledgers,
+            run,
+            event,
+            packets=view.packets,
+            checkpoint_version=view.course.checkpoint_version,
+            missing_artifacts=view.missing_artifacts,
+        )
+        for code in faults:
+            hot.view.violations[code] = hot.view.violations.get(code, 0) + 1
+            chunk.after.append(lambda code=code: desk.metrics.violation(code))  # type: ignore[misc]
+            chunk.outbox.append(
+                desk.voice.notice(
+                    run, "violation", desk.now(), (code, event.id), code=code, refs=(f"event:{event.id}",)
+                )
+            )
+        outcome = faults[0] if faults else "ok"
+        chunk.after.append(lambda: desk.metrics.resumed(outcome))
+
+    def _finished(self, hot: HotRun, head: Head, chunk: Chunk) -> None:
+        outcome, compactions = head.finished or "", hot.view.course.compactions
+        chunk.after.append(lambda: self._desk.metrics.finished(outcome, compactions))
+        chunk.states.add(head.run)
+
+    def _prove(self, hot: HotRun, event: Event, outcome: Outcome) -> None:
+        """After messages of the stream were lost: a contiguous number proves that none was this run's."""
+        if event.session is not None and event.seq is not None and not outcome.gaps and not outcome.late:
+            hot.view.unproven_before = 0
+
+    # --- compaction -------------------------------------------------------------------------------------
+
+    def _decide(self, run: str, hot: HotRun, item: Incoming, chunk: Chunk) -> bool:
+        desk, view, ledger = self._desk, hot.view, hot.ledger
+        if run in self._compactor.running:
+            return False
+        mode, bypass = desk.config.mode_for(ledger.head.labels)
+        step = policy.decide(
+            ledger, view.budget, view.course_of(mode), desk.budget, mode=mode, bypass=bypass, now=desk.wall()
+        )
+        match step:
+            case policy.Defer(reason=reason, changed=True):
+                chunk.after.append(lambda: desk.metrics.deferred(reason))
+                chunk.outbox.append(
+                    desk.voice.notice(
+                        run, "compaction_deferred", desk.now(), (reason, ledger.head.version), reason=reason
+                    )
+                )
+            case policy.Prepare(trigger=trigger, fallback=fallback):
+                chunk.after.append(partial(self._prepare, run, trigger, fallback))
+                return True
+            case _:
+                pass
+        return False
+
+    def _prepare(self, run: str, trigger: str, fallback: bool) -> None:
+        self._compactor.prepare(run, trigger, fallback=fallback)
+
+    async def tick(self) -> None:
+        """What time alone may change: patience, back-off, breaker; and the gauges by level. Until cancelled."""
+        desk = self._desk
+        while True:
+            await anyio.sleep(_TICK_SECONDS)
+            counts: Counter[str] = Counter()
+            async with desk.lock:
+                for run, hot in list(desk.runs.hot.items()):
+                    head, level = hot.ledger.head, hot.view.budget.level
+                    if head.finished is not None:
+                        continue
+                    counts[level] += 1
+                    if not at_least(level, "compact") or run in self._compactor.running:
+                        continue
+                    mode, bypass = desk.config.mode_for(head.labels)
+                    step = policy.decide(
+                        hot.ledger,
+                        hot.view.budget,
+                        hot.view.course_of(mode),
+                        desk.budget,
+                        mode=mode,
+                        bypass=bypass,
+                        now=desk.wall(),
+                    )
+                    if isinstance(step, policy.Prepare):
+                        self._compactor.prepare(run, step.trigger, fallback=step.fallback)
+            desk.metrics.levels(desk.lane, counts)
+
+    # --- the stream as a whole ---------------------------------------------------------------------------
+
+    async def stream_gap(self, first: int, through: int) -> None:
+        """Messages ``first`` to ``through`` of the stream are gone: every unfinished run has to be proven whole."""
+        desk = self._desk
+        log.error("messages of the stream are gone", lane=desk.lane, first=first, through=through)
+        for summary in await desk.store.runs(desk.tenant, desk.lane, finished=False):
+            async with desk.lock:
+                await desk.runs.load([summary.run])
+                hot = desk.runs.hot[summary.run]
+                hot.view.unproven_before = through + 1
+                await desk.commit(touched=[summary.run])
+
+    async def caught_up(self) -> None:
+        """Everything there was is read: runs not proven whole after a loss get their gap declared."""
+        desk = self._desk
+        for summary in await desk.store.runs(desk.tenant, desk.lane, finished=False):
+            async with desk.lock:
+                await desk.runs.load([summary.run])
+                lost = desk.runs.hot[summary.run].view.unproven_before
+            if lost:
+                await self._deadlines.declare_stream_gap(summary.run, lost)
+            if desk.rebuilt:
+                self._packets.mark(summary.run, "takeover")
+
+    async def states(self, runs: Iterable[str]) -> list[OutboxRow]:
+        """The state of these runs as they stand in memory, for whoever owns the lane next; hold the lock."""
+        rows = []
+        for run in runs:
+            row = state_row(self._desk, self._desk.runs.hot[run], await self._packets.checkpoint(run))
+            rows.extend([row] if row is not None else [])
+        return rows
+
+    async def drained(self) -> None:
+        """Put the state of every hot unfinished run into the outbox."""
+        desk = self._desk
+        async with desk.lock:
+            open_runs = [run for run, hot in desk.runs.hot.items() if hot.ledger.head.finished is None]
+            rows = await self.states(open_runs)
+            if rows:
+                await desk.commit(outbox=rows)
+

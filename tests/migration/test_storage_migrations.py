@@ -1,0 +1,80 @@
+"""Schemas: an old version becomes the newest with its rows, a newer is refused, a failure leaves the old."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.storage_rows import LANE, TENANT, Messages, commit, opened, run_row
+
+from storage import SchemaTooNew, StorageError, Store
+from storage.schema import APPLICATION_ID, Migration, migrate, migrations
+
+pytestmark = pytest.mark.anyio
+
+KNOWN = migrations()
+
+
+def schema_of(path: Path) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(path)) as raw:
+        return sorted(raw.execute("SELECT name, coalesce(sql, '') FROM sqlite_schema"))
+
+
+def test_migrations_are_numbered_without_holes() -> None:
+    assert [migration.version for migration in KNOWN] == list(range(1, len(KNOWN) + 1))
+
+
+@pytest.mark.parametrize("version", [migration.version for migration in KNOWN])
+async def test_every_old_schema_becomes_the_newest(tmp_path: Path, version: int) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    with closing(sqlite3.connect(old / "watchkeeper.db", isolation_level=None)) as raw:
+        assert migrate(raw, old, KNOWN[:version]) == (0, version)
+        raw.execute("INSERT INTO lanes VALUES (1, ?, ?, 7, 'then')", (TENANT, LANE))
+        raw.execute("INSERT INTO runs (lane_no, run, family, chain) VALUES (1, 'r0', 'r0', zeroblob(32))")
+        raw.execute("INSERT INTO meta VALUES ('a', x'31')")
+    async with opened(old) as store, opened(new):
+        assert (store.info.migrated_from, store.info.schema_version) == (version, len(KNOWN))
+        assert await store.meta("a") == b"1"
+        assert [run.run for run in await store.runs(TENANT, LANE)] == ["r0"]
+        await commit(store, journal=Messages().some(3), runs=(run_row(),))
+        assert await store.verify_chain(TENANT, LANE, "r1") is None
+    assert schema_of(old / "watchkeeper.db") == schema_of(new / "watchkeeper.db")
+
+
+async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await commit(store, journal=Messages().some(3))
+    later = (*KNOWN, Migration(len(KNOWN) + 1, "later", "CREATE TABLE later (a);"))
+    async with opened(tmp_path, migrations=later):
+        pass
+    before = (tmp_path / "watchkeeper.db").read_bytes()
+    with pytest.raises(SchemaTooNew) as refused:
+        await Store.open(tmp_path)
+    assert refused.value.answer == "stop"
+    assert (tmp_path / "watchkeeper.db").read_bytes() == before
+
+
+async def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await commit(store, journal=Messages().some(3))
+    number = len(KNOWN) + 1
+    broken = (*KNOWN, Migration(number, "broken", "CREATE TABLE half (a); INSERT INTO nowhere VALUES (1);"))
+    before = schema_of(tmp_path / "watchkeeper.db")
+    with pytest.raises(StorageError):
+        await Store.open(tmp_path, migrations=broken)
+    assert schema_of(tmp_path / "watchkeeper.db") == before
+    async with opened(tmp_path) as store:
+        assert store.info.migrated_from == len(KNOWN)
+        assert (await store.counts()).entries == 3
+
+
+async def test_the_file_says_whose_it_is(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    with closing(sqlite3.connect(tmp_path / "watchkeeper.db")) as raw:
+        assert raw.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert raw.execute("PRAGMA user_version").fetchone() == (len(KNOWN),)
+        assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
