@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import metadata
 from pathlib import Path
 
 import anyio
+import anyio.abc
+import msgspec
 import structlog
-from anyio.abc import TaskGroup
 
 from protocol.errors import ExitCode
 from sidecar import admin
@@ -26,7 +28,6 @@ from sidecar.health import Health, loop_monitor
 from sidecar.lane import LaneService
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
-from sidecar.transport.errors import TransportError
 from sidecar.transport.jetstream import Link, LinkSettings
 from sidecar.transport.topology import ensure_streams
 from storage.store import Store
@@ -34,16 +35,25 @@ from storage.store import Store
 log = structlog.get_logger(__name__)
 
 
+def version() -> str:
+    """The installed distribution's version."""
+    try:
+        return metadata.version("watchkeeper-sidecar")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 class Daemon:
     """One running daemon. ``stop`` drains it; use ``running`` to have one for the length of a block."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(version=version(), lanes=config.lanes)
         self.health = Health()
         self.stop = anyio.Event()
         self.lanes: list[LaneService] = []
         self.listening: str = ""
+        self.health.expect(*(f"lane {lane}" for lane in config.lanes))
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until ``stop`` is set and the drain is over; reports started once the first recovery is done.
@@ -59,10 +69,13 @@ class Daemon:
             await background.start(store.run_writer)
             background.start_soon(loop_monitor, self.health, self.metrics)
             self.listening = await background.start(
-                admin.serve, admin.build(self.health, self.metrics, lambda: run_views(self.lanes)), config.admin.listen
+                admin.serve,
+                admin.build(self.health, self.metrics, lambda: run_views(self.lanes)),
+                config.admin.listen,
             )
             link = Link(
-                LinkSettings(url=config.nats.url, creds=config.nats.creds, name="watchkeeper"), self._connected
+                LinkSettings(url=config.nats.url, creds=config.nats.creds, name="watchkeeper"),
+                self._connected,
             )
             await self._start(background, link)
             if not self.stop.is_set():
@@ -86,7 +99,7 @@ class Daemon:
                     self.health.set("drain", False, "draining")
             background.cancel_scope.cancel()
 
-    async def _start(self, background: TaskGroup, link: Link) -> None:
+    async def _start(self, background: anyio.abc.TaskGroup, link: Link) -> None:
         """Connect, unless told to stop before the broker was ever reached."""
         async with anyio.create_task_group() as starting:
 
@@ -112,7 +125,9 @@ class Daemon:
         self.config = found.config
         for lane in self.lanes:
             lane.config_changed(found.config)
-        log.info("rules reloaded", mode=found.config.mode, rules=len(found.config.rules), ignored=found.ignored)
+        log.info(
+            "rules reloaded", mode=found.config.mode, rules=len(found.config.rules), ignored=found.ignored
+        )
 
 
 @asynccontextmanager
@@ -165,9 +180,4 @@ async def serve(config: Config, with_embedded_nats: bool = False) -> int:
 
 def replaced_url(config: Config, url: str) -> Config:
     """The configuration with another broker address."""
-    import msgspec
-
     return msgspec.structs.replace(config, nats=msgspec.structs.replace(config.nats, url=url))
-
-
-_ = (Callable, TransportError)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import anyio
 import msgspec
@@ -85,7 +84,9 @@ def run(
 
 @app.command()
 def replay(
-    files: Annotated[list[Path], typer.Argument(help="Transcripts: Claude Code JSONL, Codex rollouts, our events.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Transcripts: Claude Code JSONL, Codex rollouts, our events.")
+    ],
     format: Annotated[Format, typer.Option("--format", help="What the files are.")] = Format.auto,
     window: Annotated[
         int | None, typer.Option("--window", min=2_000, help="Context window to replay with, in tokens.")
@@ -108,7 +109,13 @@ def replay(
     try:
         code = anyio.run(
             lambda: rehearse(
-                loaded, files, format=format.value, window=window, as_json=as_json, bars=live, patient=not live
+                loaded,
+                files,
+                format=format.value,
+                window=window,
+                as_json=as_json,
+                bars=live,
+                patient=not live,
             )
         )
     except ImportFailure as failure:
@@ -132,7 +139,9 @@ def demo(
             )
         )
     typer.echo("\nWhere to look next:")
-    typer.echo("  watchkeeper replay YOUR.jsonl --window 60000   a transcript of your own (Claude Code, Codex)")
+    typer.echo(
+        "  watchkeeper replay YOUR.jsonl --window 60000   a transcript of your own (Claude Code, Codex)"
+    )
     typer.echo("  watchkeeper run --embedded-nats                the daemon; then http://127.0.0.1:9464/")
     typer.echo("  README.md                                      guarantees, layers, configuration, metrics")
     raise typer.Exit(code)
@@ -164,7 +173,9 @@ def inspect(
 
     loaded = _load(config)
     lanes = [lane] if lane is not None else list(loaded.lanes)
-    found = anyio.run(inspect_run, loaded.data_dir, tenant or loaded.tenant, lanes, run_id, budget_settings(loaded))
+    found = anyio.run(
+        inspect_run, loaded.data_dir, tenant or loaded.tenant, lanes, run_id, budget_settings(loaded)
+    )
     if found is None:
         where = ", ".join(lanes)
         raise Refusal(ExitCode.USAGE, f"run {run_id}: not in {loaded.data_dir} (lanes looked at: {where})")
@@ -175,7 +186,6 @@ def inspect(
 def schema() -> None:
     """Print the JSON Schema of every message on the wire."""
     typer.echo(msgspec.json.format(msgspec.json.encode(json_schema())).decode())
-
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -196,5 +206,3 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refused(error: BaseException) -> tuple[ExitCode, str] | None:
     return (error.code, str(error)) if isinstance(error, Refusal) else None
-
-

@@ -18,14 +18,13 @@ from anyio.abc import TaskGroup
 
 from protocol.codec import decode_event, digest, encode
 from protocol.errors import ProtocolError
-from protocol.handoff import Projector
+from sidecar.attempts import Attempt, Ending, Generated, Job, receipt, receipt_rows
 from sidecar.core import policy
 from sidecar.core.course import DeferReason, used_tokens
 from sidecar.core.exchanges import TailItem
 from sidecar.core.state import ledger_value
 from sidecar.core.tokens import estimate
 from sidecar.desk import Desk
-from sidecar.attempts import Attempt, Ending, Generated, Job, receipt, receipt_rows
 from sidecar.generation import Generation
 from sidecar.notices import derived_id
 from sidecar.packets import Packets, StoredBody, stored_checkpoint
@@ -216,9 +215,7 @@ class Compactor:
             return
         await self._commit(attempt, plan, generated)
 
-    async def _open(
-        self, job: Job, plan: policy.Compact, covers_digest: str, ledger_digest: str
-    ) -> Attempt:
+    async def _open(self, job: Job, plan: policy.Compact, covers_digest: str, ledger_digest: str) -> Attempt:
         desk = self._desk
         async with desk.lock:
             hot = await self._hot(job)
@@ -255,7 +252,9 @@ class Compactor:
                 hot = await self._hot(job)
                 mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
                 if _moved(hot.view.course_of(job.mode), job.course) or mode != job.mode or bypass:
-                    await self._close(attempt, hot, "stale", "another checkpoint is newest, or the mode changed")
+                    await self._close(
+                        attempt, hot, "stale", "another checkpoint is newest, or the mode changed"
+                    )
                     return
                 if not await self._unchanged(attempt):
                     await self._close(attempt, hot, "failed", "storage")
@@ -284,7 +283,14 @@ class Compactor:
         version = job.course.checkpoint_version + 1
         return CheckpointRow(
             checkpoint_id=derived_id(
-                "cp", desk.tenant, desk.lane, job.run, job.mode, version, attempt.range_digest, digest(body.summary)
+                "cp",
+                desk.tenant,
+                desk.lane,
+                job.run,
+                job.mode,
+                version,
+                attempt.range_digest,
+                digest(body.summary),
             ),
             run=job.run,
             chain=_chain(job.mode),
@@ -330,7 +336,9 @@ class Compactor:
             view.violations[code] = view.violations.get(code, 0) + 1
         hot.view = view
         state = state_row(desk, hot, checkpoint)
-        ending = Ending("applied", None, used, figures.used_after, generated=generated, built=built, checkpoint=row)
+        ending = Ending(
+            "applied", None, used, figures.used_after, generated=generated, built=built, checkpoint=row
+        )
         message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
         outbox = [*([state] if state is not None else []), self._packets.row(built.packet), message]
         try:
@@ -496,5 +504,3 @@ def range_digest(entries: Sequence[JournalEntry], through: int) -> str:
     """Digest of positions 1 to ``through``: the run's hash chain at that message."""
     entry = next(item for item in entries if item.position == through and item.channel != "record")
     return f"sha256:{entry.chain.hex()}"
-
-

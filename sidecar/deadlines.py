@@ -162,4 +162,6 @@ class Deadlines:
                 through=item.through,
                 **known,
             )
-        return ApprovalExpired(id=derived_id("expired", item_id, item.expires_at), approval_id=item_id, **known)
+        return ApprovalExpired(
+            id=derived_id("expired", item_id, item.expires_at), approval_id=item_id, **known
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from protocol.errors import ExitCode
 from sidecar.admin import ListenError
 from sidecar.config import ConfigError
-from sidecar.embedded_nats import EmbeddedNatsError
+from sidecar.embedded_nats import EmbeddedServerError
 from sidecar.transport.errors import Refused, TransportError
 from storage.errors import StorageError
 
@@ -18,7 +18,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (TransportError, ExitCode.FAILURE),
     (StorageError, ExitCode.FAILURE),
     (ListenError, ExitCode.FAILURE),
-    (EmbeddedNatsError, ExitCode.FAILURE),
+    (EmbeddedServerError, ExitCode.FAILURE),
     (TimeoutError, ExitCode.FAILURE),
     (KeyboardInterrupt, ExitCode.FAILURE),
 )

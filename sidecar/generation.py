@@ -14,7 +14,6 @@ import anyio.to_thread
 import msgspec
 
 from protocol.codec import encode
-from protocol.handoff import Projector
 from protocol.identifiers import parse_ref
 from protocol.summary import Exchange, Range, SummarizeReply, SummarizeRequest, Summary
 from sidecar.attempts import Attempt, Generated
@@ -198,9 +197,15 @@ class Generation:
                     if parsed.kind == "event"
                     else by_position.get(int(parsed.value))
                 )
-                text = _text(item) if item is not None else await self._stored(attempt, parsed.kind, parsed.value)
+                text = (
+                    _text(item)
+                    if item is not None
+                    else await self._stored(attempt, parsed.kind, parsed.value)
+                )
             else:
-                known = attempt.job.ledger.get(parsed.kind, parsed.value) if parsed.kind in _ITEM_KINDS else None
+                known = (
+                    attempt.job.ledger.get(parsed.kind, parsed.value) if parsed.kind in _ITEM_KINDS else None
+                )
                 text = None if known is None else encode(known).decode()
             if text is not None:
                 found[ref] = text

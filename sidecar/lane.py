@@ -30,8 +30,8 @@ from sidecar.observer import Observer
 from sidecar.packets import Packets
 from sidecar.relay import Relay
 from sidecar.responder import Responder
-from sidecar.summarizers.choice import build_summarizers
 from sidecar.runs import Runs
+from sidecar.summarizers.choice import build_summarizers
 from sidecar.transport.errors import Fenced, TransportError, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.micro import serve_asks
@@ -104,10 +104,14 @@ class LaneService:
             previous_owner=None if remembered is None else remembered.decode(),
         )
         self._health.set(f"lane {lane}", True, "watching")
+        self._health.drop(f"reading {lane}")
+        self._health.drop(f"storage {lane}")
         epoch = await self._unless(stop, claim.claim)
         if epoch is None:
             return
-        await self._store.commit(Unit(tenant=tenant, lane=lane, meta={f"owner/{tenant}/{lane}": self._owner.encode()}))
+        await self._store.commit(
+            Unit(tenant=tenant, lane=lane, meta={f"owner/{tenant}/{lane}": self._owner.encode()})
+        )
         desk = Desk(
             tenant=tenant,
             lane=lane,
@@ -121,6 +125,7 @@ class LaneService:
         desk.voice.epoch = epoch
         desk.lease_valid = claim.valid
         desk.max_payload = self._link.max_payload
+        self._health.set(f"reading {lane}", False, "starting")
         self.desk = desk
         self._metrics.lane_owned(lane, epoch)
         log.info("lane owned", lane=lane, epoch=epoch)
@@ -151,10 +156,8 @@ class LaneService:
                 working.start_soon(packets.run)
                 working.start_soon(deadlines.run)
                 working.start_soon(observer.tick)
-                working.start_soon(
-                    serve_asks, self._link, desk.tenant, desk.lane, responder.answer
-                )
-                working.start_soon(_Reader(desk, self._link, intake, observer).run)
+                working.start_soon(serve_asks, self._link, desk.tenant, desk.lane, responder.answer)
+                working.start_soon(_Reader(desk, self._link, publisher, intake, observer).run)
                 await stop.wait()
                 working.cancel_scope.cancel()
             # Draining: nothing is read or asked any more; what is committed still goes out.
@@ -181,8 +184,11 @@ class LaneService:
 class _Reader:
     """The lane's one reader: opens the pump at cursor + 1, again and again, and feeds the intake."""
 
-    def __init__(self, desk: Desk, link: Link, intake: Intake, observer: Observer) -> None:
+    def __init__(
+        self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake, observer: Observer
+    ) -> None:
         self._desk = desk
+        self._publisher = publisher
         self._intake = intake
         self._observer = observer
         self._pump = Pump(
@@ -191,10 +197,14 @@ class _Reader:
             subjects.inbound_filter(desk.tenant, desk.lane),
             batch=desk.config.intake.batch,
         )
+        self._backlog = 0
+        """Sequence of the lane's newest message when the pump was opened."""
 
     async def run(self) -> None:
         desk = self._desk
-        desk.cursor = await desk.store.cursor(desk.tenant, desk.lane) or Cursor(stream_seq=0, stream_created="")
+        stored = await desk.store.cursor(desk.tenant, desk.lane)
+        desk.cursor = stored or Cursor(stream_seq=0, stream_created="")
+        desk.rebuilt = stored is None
         while True:
             try:
                 await self._open()
@@ -233,7 +243,9 @@ class _Reader:
             facts = await self._pump.open(1)
         elif not desk.cursor.stream_created:
             await self._move(Cursor(stream_seq=desk.cursor.stream_seq, stream_created=facts.created))
-        if facts.first_seq > desk.cursor.stream_seq + 1:
+        newest = await self._publisher.get_last(subjects.inbound_filter(desk.tenant, desk.lane))
+        self._backlog = 0 if newest is None else newest[0]
+        if facts.first_seq > desk.cursor.stream_seq + 1 and desk.cursor.stream_seq:
             await self._observer.stream_gap(desk.cursor.stream_seq + 1, facts.first_seq - 1)
 
     async def _step(self) -> None:
@@ -243,14 +255,17 @@ class _Reader:
             began = desk.mono()
             await self._intake.take(deliveries)
             desk.metrics.committed(desk.mono() - began)
-        elif (settled := await self._pump.settled_through()) is not None:
-            if settled > desk.cursor.stream_seq:
+        else:
+            # An idle lane follows the stream's end, so that it never looks behind.
+            settled = await self._pump.settled_through()
+            if settled is not None and settled > desk.cursor.stream_seq:
                 await self._move(Cursor(stream_seq=settled, stream_created=desk.cursor.stream_created))
+        if not deliveries and desk.cursor.stream_seq >= self._backlog:
             desk.lag = 0
         desk.metrics.lag(desk.lane, desk.lag)
         self._health("storage", True, "")
         desk.metrics.storage_full(False)
-        if not desk.caught_up and desk.lag == 0:
+        if not desk.caught_up and desk.cursor.stream_seq >= self._backlog:
             desk.caught_up = True
             await self._observer.caught_up()
         self._health("reading", desk.caught_up, "" if desk.caught_up else f"{desk.lag} events behind")
@@ -273,7 +288,9 @@ async def _settings(desk: Desk, publisher: LanePublisher) -> None:
     if stored is not None:
         desk.runs.lane = decode_lane(stored)
     else:
-        desk.runs.lane = msgspec.structs.replace(desk.runs.lane, settings=first if first is not None else wanted)
+        desk.runs.lane = msgspec.structs.replace(
+            desk.runs.lane, settings=first if first is not None else wanted
+        )
     if newest == wanted:
         return
     at = datetime.fromisoformat(desk.now_text())

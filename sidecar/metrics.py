@@ -335,6 +335,12 @@ class Metrics:
         """The event loop woke a task this much later than asked."""
         self._observe("loop_lag_seconds", seconds)
 
+    def total(self, name: str) -> float:
+        """The sum over all series of a counter or gauge, by its name without the prefix."""
+        full = f"{PREFIX}{name}"
+        samples = (sample for metric in self.registry.collect() for sample in metric.samples)
+        return sum(sample.value for sample in samples if sample.name == full)
+
     # --- exposition -----------------------------------------------------------------------------------------
 
     def render(self, accept: str) -> tuple[str, bytes]:

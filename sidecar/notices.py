@@ -53,7 +53,14 @@ class Voice:
         )
 
     def rejected(
-        self, run: str | None, at: datetime, stream_seq: int, subject: str, code: str, detail: str, event_id: str | None
+        self,
+        run: str | None,
+        at: datetime,
+        stream_seq: int,
+        subject: str,
+        code: str,
+        detail: str,
+        event_id: str | None,
     ) -> OutboxRow:
         """One ``message.rejected``; a run that cannot be told becomes the token ``_``."""
         token = run if run is not None else subjects.NO_RUN_TOKEN

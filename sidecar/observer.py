@@ -121,7 +121,10 @@ class Observer:
         for operation in outcome.operations_unknown:
             chunk.outbox.append(
                 desk.voice.notice(
-                    run, "operation_unknown", desk.now(), (operation, hot.ledger.head.version),
+                    run,
+                    "operation_unknown",
+                    desk.now(),
+                    (operation, hot.ledger.head.version),
                     operation_id=operation,
                 )
             )
@@ -141,9 +144,7 @@ class Observer:
             return
         chunk.said[run, code] += 1
         key = (code, item.delivery.stream_seq, refs)
-        chunk.outbox.append(
-            desk.voice.notice(run, "violation", desk.now(), key, code=code, refs=refs[:50])
-        )
+        chunk.outbox.append(desk.voice.notice(run, "violation", desk.now(), key, code=code, refs=refs[:50]))
 
     def _account(self, run: str, hot: HotRun, observed: Observed, item: Incoming, chunk: Chunk) -> None:
         desk, view, head = self._desk, hot.view, hot.ledger.head
@@ -154,7 +155,9 @@ class Observer:
         if observed.ignored is not None:
             chunk.after.append(desk.metrics.usage_ignored)
         if observed.took_up:
-            view.cleared = [cleared for cleared in view.cleared if cleared.position > view.course.covers_through]
+            view.cleared = [
+                cleared for cleared in view.cleared if cleared.position > view.course.covers_through
+            ]
         if observed.level_after != observed.level_before:
             self._level(run, hot, observed, chunk)
         mode, _ = desk.config.mode_for(head.labels)
@@ -321,4 +324,3 @@ class Observer:
             rows = await self.states(open_runs)
             if rows:
                 await desk.commit(outbox=rows)
-

@@ -21,7 +21,7 @@ from protocol.errors import ExitCode
 from sidecar.app import Daemon, running
 from sidecar.config import Config
 from sidecar.embedded_nats import embedded_nats
-from sidecar.importers import import_files
+from sidecar.importers import Imported, import_files
 from sidecar.replay import Listener, Replay, RunReport
 from sidecar.terminal import Board, print_report
 from sidecar.transport.jetstream import Link, LinkSettings
@@ -39,13 +39,15 @@ async def rehearse(
 ) -> int:
     """Replay the files and print the report; returns the exit code."""
     console = Console(file=sys.stderr if as_json else sys.stdout, highlight=False)
-    messages = list(import_files(files, format=format, window=window))
+    messages = [_in_window(item, window) for item in import_files(files, format=format, window=window)]
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="watchkeeper-")))
         url = await stack.enter_async_context(embedded_nats(folder / "nats"))
         daemon = await stack.enter_async_context(running(private(config, folder, url)))
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        link = Link(LinkSettings(url=url, creds=None, name="watchkeeper-replay"), lambda connected, reason: None)
+        link = Link(
+            LinkSettings(url=url, creds=None, name="watchkeeper-replay"), lambda connected, reason: None
+        )
         await tasks.start(link.run)
         tenant, lane = daemon.config.tenant, daemon.config.lanes[0]
         listener = Listener(link, tenant=tenant, lane=lane)
@@ -66,6 +68,15 @@ async def rehearse(
     return int(ExitCode.CLEAN)
 
 
+def _in_window(message: Imported, window: int | None) -> Imported:
+    """The message with the window asked for, where it names a model; anything malformed stays as it is."""
+    model = message.event.get("model")
+    if window is None or not isinstance(model, dict) or "context_window" not in model:
+        return message
+    event = {**message.event, "model": {**model, "context_window": window}}
+    return msgspec.structs.replace(message, event=event)
+
+
 def private(config: Config, folder: Path, url: str) -> Config:
     """The configuration, pointed at a private broker, data directory and admin port; one lane."""
     replace = msgspec.structs.replace
@@ -83,9 +94,9 @@ def private(config: Config, folder: Path, url: str) -> Config:
 def daemon_figures(daemon: Daemon) -> dict[str, Any]:
     """What the daemon as a whole counted, from its own metrics."""
     return {
-        "events_total": daemon.metrics.total("events_total"),
-        "intake_lag_events": daemon.metrics.total("intake_lag_events"),
-        "outbox_pending": daemon.metrics.total("outbox_pending"),
+        "events_total": int(daemon.metrics.total("events_total")),
+        "intake_lag_events": int(daemon.metrics.total("intake_lag_events")),
+        "outbox_pending": int(daemon.metrics.total("outbox_pending")),
     }
 
 

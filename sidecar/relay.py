@@ -31,7 +31,9 @@ class Relay:
     async def run(self) -> None:
         last = 0
         while True:
-            rows = await self._desk.store.outbox(self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH)
+            rows = await self._desk.store.outbox(
+                self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH
+            )
             if not rows:
                 self._show(0)
                 await self._desk.wait_outgoing()
@@ -61,7 +63,9 @@ class Relay:
                 return
             except TooLarge as error:
                 # Sizes are checked before commit; the broker's limit was lowered since. Never block the rest.
-                log.error("message left out: larger than the broker's limit", subject=subject, error=str(error))
+                log.error(
+                    "message left out: larger than the broker's limit", subject=subject, error=str(error)
+                )
                 return
             except StreamFull as error:
                 log.warning("stream full, output waits", stream=stream, error=str(error))

@@ -124,7 +124,9 @@ class Replay:
         deadline = anyio.current_time() + self._give_up_after
         while True:
             status = await self._status(turn, deadline)
-            if status.compaction.get("state") not in ("running", "due") and not await self._take_up(turn, status):
+            if status.compaction.get("state") not in ("running", "due") and not await self._take_up(
+                turn, status
+            ):
                 return
             if anyio.current_time() > deadline:
                 raise TimeoutError(f"run {turn.report.run}: compaction did not end")

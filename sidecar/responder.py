@@ -28,7 +28,7 @@ from sidecar.desk import Desk
 from sidecar.notices import derived_id
 from sidecar.packets import Packets
 from sidecar.runs import HotRun
-from sidecar.transport.errors import TooLarge, TransportError
+from sidecar.transport.errors import TransportError
 from sidecar.transport.micro import AskAnswer
 from sidecar.transport.publisher import LanePublisher
 from storage.errors import StorageError
@@ -50,9 +50,7 @@ log = structlog.get_logger(__name__)
 class Responder:
     """One lane's answers. ``decided`` is called for every authorization the fold met and committed."""
 
-    def __init__(
-        self, desk: Desk, publisher: LanePublisher, packets: Packets, compactor: Compactor
-    ) -> None:
+    def __init__(self, desk: Desk, publisher: LanePublisher, packets: Packets, compactor: Compactor) -> None:
         self._desk = desk
         self._publisher = publisher
         self._packets = packets
@@ -305,7 +303,9 @@ class Responder:
             if not wait.askers:
                 self._waiting.pop(key, None)
         if wait.decision is None:
-            raise AskRefused("unavailable", "not decided within two seconds; ask again with the same request_id")
+            raise AskRefused(
+                "unavailable", "not decided within two seconds; ask again with the same request_id"
+            )
         self._still_ours()
         return wait.decision
 
@@ -335,4 +335,6 @@ def _version(hot: HotRun | None, decision: Decision) -> int:
 
 def _refusal(refused: AskRefused) -> AskAnswer:
     body = encode(asks.AskError(error=asks.ErrorBody(code=refused.code, message=refused.message)))
-    return AskAnswer(body=body, error_code=_STATUS_OF_ERROR[refused.code], error=f"{refused.code}: {refused.message}")
+    return AskAnswer(
+        body=body, error_code=_STATUS_OF_ERROR[refused.code], error=f"{refused.code}: {refused.message}"
+    )

@@ -13,13 +13,14 @@ import structlog
 from protocol import subjects
 from protocol.codec import digest, encode
 from protocol.state import Cursor, RunState, StateCheckpoint
-from sidecar.core.fold import FOLD_VERSION
 from sidecar.core.state import ledger_value
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
 from sidecar.runs import HotRun
 from storage.records import OutboxRow
 
+FOLD_VERSION = 1
+"""Of the fold's own form of a ledger: raised when an old state could not be read any more."""
 MAX_STATE_BYTES = 512 * 1024
 """A larger state does not go into a message (wire protocol, section 5)."""
 
@@ -57,7 +58,15 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
     return OutboxRow(
         stream="state",
         subject=subjects.state(desk.tenant, desk.lane, head.run),
-        msg_id=derived_id("st", desk.tenant, desk.lane, head.run, desk.voice.epoch, state.ledger_digest, head.version,
-                          checkpoint.id if checkpoint is not None else ""),
+        msg_id=derived_id(
+            "st",
+            desk.tenant,
+            desk.lane,
+            head.run,
+            desk.voice.epoch,
+            state.ledger_digest,
+            head.version,
+            checkpoint.id if checkpoint is not None else "",
+        ),
         payload=payload,
     )

@@ -68,6 +68,18 @@ def migrate(connection: sqlite3.Connection, path: Path, known: Sequence[Migratio
     return before, newest
 
 
+def version(connection: sqlite3.Connection, path: Path) -> int:
+    """The schema version of a file that is only read. Raises NotOurs, SchemaTooNew."""
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if owner != APPLICATION_ID:
+        raise NotOurs(f"{path} is no database of this program (application id {owner})")
+    newest = migrations()[-1].version
+    if found > newest:
+        raise SchemaTooNew(f"{path} has schema {found}, this version knows up to {newest}")
+    return int(found)
+
+
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
     try:
         connection.executescript(

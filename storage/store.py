@@ -21,7 +21,7 @@ from anyio.abc import TaskStatus
 
 from storage import audit, checkpoints, journal, ledgers, outbox, retention, schema, search, segments, units
 from storage.connection import Connection, open_reader, open_writer
-from storage.data_dir import DataDir
+from storage.data_dir import DATABASE, DataDir
 from storage.errors import StorageClosed
 from storage.identity import Identity, IdKey, identity_key
 from storage.records import (
@@ -63,7 +63,7 @@ class Store:
 
     def __init__(
         self,
-        held: DataDir,
+        held: DataDir | None,
         info: StoreInfo,
         identity: Identity,
         writer: Writer,
@@ -117,6 +117,33 @@ class Store:
             compaction = segments.Compaction(identity, seal_keys=seal_keys)
             writer = Writer(writing, path, identity, compaction, on_beat)
             return cls(held, info, identity, writer, readers, stack.pop_all())
+        raise AssertionError("an exit stack swallows nothing")
+
+    @classmethod
+    async def open_to_read(cls, data_dir: Path, *, busy_timeout_ms: int = 5000) -> Self:
+        """Only to look, beside whoever owns the directory: no lock is taken and nothing can be committed.
+
+        Raises StorageIo if there is no database, StorageCorrupt, NotOurs, SchemaTooNew.
+        """
+        path = data_dir / DATABASE
+        async with AsyncExitStack() as stack:
+            readers = []
+            for _ in range(READERS):
+                reader = await open_reader(path, busy_timeout_ms=busy_timeout_ms)
+                stack.push_async_callback(reader.close)
+                readers.append(reader)
+            version = await readers[0].run(schema.version, path)
+            info = StoreInfo(
+                path=str(path),
+                schema_version=version,
+                migrated_from=version,
+                sqlite_version=sqlite3.sqlite_version,
+                quick_check="skipped",
+            )
+            identity = Identity()
+            writer = Writer(readers[0], path, identity, segments.Compaction(identity), lambda: None)
+            await writer.stop()
+            return cls(None, info, identity, writer, readers, stack.pop_all())
         raise AssertionError("an exit stack swallows nothing")
 
     async def run_writer(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -316,7 +343,7 @@ class Store:
     @property
     def size_bytes(self) -> int:
         """Bytes on disk of the database with its log."""
-        return self._held.size_bytes()
+        return self._held.size_bytes() if self._held is not None else 0
 
     async def _read(
         self,

@@ -5,7 +5,6 @@ Nothing but a grant that repeats the request's action and payload digest ever ma
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from msgspec.structs import replace
@@ -96,12 +95,8 @@ def _resolve(entry: Entry, approval: Approval, word: EarlyResolution) -> None:
 
 
 def _moment(moment: datetime | None) -> str | None:
-    """RFC 3339, in UTC where the calendar allows."""
-    if moment is None:
-        return None
-    with suppress(OverflowError, ValueError):
-        moment = moment.astimezone(UTC)
-    return moment.isoformat().replace("+00:00", "Z")
+    """RFC 3339 in UTC."""
+    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _ref(approval_id: str) -> str:

@@ -148,7 +148,10 @@ def expectation(budget: Budget, settings: BudgetSettings) -> int:
 
 def take_up(budget: Budget, tokens: int, position: int, *, known: bool, whole: bool = False) -> None:
     """The context is ``tokens`` now; ``whole``: the fixed cost is among them."""
-    budget.used_before_take_up = budget.used()
+    again = budget.taken_up is not None and budget.sample is None and budget.total == budget.taken_up.total
+    if not again:
+        # Both ``context.replaced`` and ``run.resumed`` may tell of the same one.
+        budget.used_before_take_up = budget.used()
     budget.base, budget.base_total, budget.estimated = max(0, tokens), budget.total, not whole
     budget.content, budget.content_total = (max(0, tokens), budget.total) if known else (None, budget.total)
     budget.sample = None

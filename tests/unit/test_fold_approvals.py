@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from support.story import D1, D2, Story, codes
 
 
