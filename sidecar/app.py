@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 import structlog
 
@@ -28,9 +29,15 @@ from sidecar.health import Health, loop_monitor
 from sidecar.lane import LaneService
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
+from sidecar.transport.errors import Unavailable
 from sidecar.transport.jetstream import Link, LinkSettings
 from sidecar.transport.topology import ensure_streams
+from storage import set_aside
+from storage.errors import StorageBusy, StorageCorrupt, StorageFull
 from storage.store import Store
+
+_RETRY_SECONDS = 1.0
+_PATIENCE_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -62,24 +69,26 @@ class Daemon:
         """
         config = self.config
         async with AsyncExitStack() as stack:
-            store = await stack.enter_async_context(
-                await Store.open(config.data_dir, on_beat=lambda: self.health.beat("writer"))
-            )
-            background = await stack.enter_async_context(anyio.create_task_group())
-            await background.start(store.run_writer)
-            background.start_soon(loop_monitor, self.health, self.metrics)
-            self.listening = await background.start(
+            serving = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(serving.cancel_scope.cancel)
+            serving.start_soon(loop_monitor, self.health, self.metrics)
+            self.listening = await serving.start(
                 admin.serve,
                 admin.build(self.health, self.metrics, lambda: run_views(self.lanes)),
                 config.admin.listen,
             )
+            log.info("admin_listening", address=self.listening)
+            store = await self._store(stack)
+            if store is None:
+                return
+            background = await stack.enter_async_context(anyio.create_task_group())
+            await background.start(store.run_writer)
             link = Link(
                 LinkSettings(url=config.nats.url, creds=config.nats.creds, name="watchkeeper"),
                 self._connected,
             )
             await self._start(background, link)
-            if not self.stop.is_set():
-                await ensure_streams(link, replicas=config.nats.replicas)
+            if await self._streams(link):
                 owner = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
                 async with anyio.create_task_group() as lanes:
                     for lane in config.lanes:
@@ -98,6 +107,39 @@ class Daemon:
                     await self.stop.wait()
                     self.health.set("drain", False, "draining")
             background.cancel_scope.cancel()
+
+    async def _store(self, stack: AsyncExitStack) -> Store | None:
+        """The open store; ``None`` if told to stop before the disk let us. A damaged file is moved aside:
+        the streams fill a new one."""
+        folder = self.config.data_dir
+        while not self.stop.is_set():
+            try:
+                store = await Store.open(folder, on_beat=lambda: self.health.beat("writer"))
+                self.health.set("storage", True)
+                return await stack.enter_async_context(store)
+            except StorageCorrupt as error:
+                self.metrics.storage_failed("StorageCorrupt")
+                aside = await anyio.to_thread.run_sync(set_aside, folder)
+                log.error("database damaged, moved aside, rebuilding", aside=str(aside), error=str(error))
+            except (StorageFull, StorageBusy) as error:
+                log.error("storage cannot be opened yet", error=str(error))
+                self.metrics.storage_full(isinstance(error, StorageFull))
+                self.health.set("storage", False, str(error))
+                with anyio.move_on_after(_RETRY_SECONDS):
+                    await self.stop.wait()
+        return None
+
+    async def _streams(self, link: Link) -> bool:
+        """Whether the streams are there; waits for a broker that is not ready, unless told to stop."""
+        while not self.stop.is_set():
+            try:
+                await ensure_streams(link, replicas=self.config.nats.replicas, patience=_PATIENCE_SECONDS)
+                return True
+            except Unavailable as error:
+                log.warning("streams not there yet", error=str(error))
+                with anyio.move_on_after(_RETRY_SECONDS):
+                    await self.stop.wait()
+        return False
 
     async def _start(self, background: anyio.abc.TaskGroup, link: Link) -> None:
         """Connect, unless told to stop before the broker was ever reached."""

@@ -16,18 +16,17 @@ import msgspec
 import structlog
 from anyio.abc import TaskGroup
 
-from protocol.codec import decode_event, digest, encode
-from protocol.errors import ProtocolError
+from protocol.codec import digest, encode
 from sidecar.attempts import Attempt, Ending, Generated, Job, receipt, receipt_rows
 from sidecar.core import policy
 from sidecar.core.course import DeferReason, used_tokens
 from sidecar.core.exchanges import TailItem
 from sidecar.core.state import ledger_value
-from sidecar.core.tokens import estimate
 from sidecar.desk import Desk
 from sidecar.generation import Generation
 from sidecar.notices import derived_id
 from sidecar.packets import Packets, StoredBody, stored_checkpoint
+from sidecar.ranges import range_digest, tail_items
 from sidecar.runs import HotRun
 from sidecar.states import state_row
 from sidecar.summarizers import SummarizerFailure
@@ -479,28 +478,3 @@ def _moved(now: policy.Course, then: policy.Course) -> bool:
 
 def _chain(mode: str) -> Chain:
     return "live" if mode == "live" else "shadow"
-
-
-def tail_items(entries: Sequence[JournalEntry]) -> list[TailItem]:
-    """Stored messages of ``event`` and ``authority`` as the core reads them. CPU only: run it off the loop."""
-    items: list[TailItem] = []
-    for entry in entries:
-        if entry.channel == "record":
-            continue
-        try:
-            event = decode_event(entry.body, channel=entry.channel)
-        except ProtocolError:
-            # Accepted by an older version under rules that were wider; it weighs nothing and is covered.
-            continue
-        items.append(
-            TailItem(
-                position=entry.position, channel=entry.channel, event=event, tokens=estimate(event).tokens
-            )
-        )
-    return items
-
-
-def range_digest(entries: Sequence[JournalEntry], through: int) -> str:
-    """Digest of positions 1 to ``through``: the run's hash chain at that message."""
-    entry = next(item for item in entries if item.position == through and item.channel != "record")
-    return f"sha256:{entry.chain.hex()}"

@@ -93,7 +93,9 @@ class Deadlines:
                 self.watch(summary.run, list(view.since.items()))
         while True:
             now = self._desk.wall()
-            while self._heap and self._heap[0][0] <= now and self._desk.lease_valid():
+            # What clears a deadline may still lie unread in the stream.
+            ready = self._desk.caught_up and self._desk.lease_valid()
+            while ready and self._heap and self._heap[0][0] <= now:
                 due, run, key = heapq.heappop(self._heap)
                 if await self._say(run, key):
                     heapq.heappush(self._heap, (max(due, now) + _AGAIN_SECONDS, run, key))
@@ -124,7 +126,7 @@ class Deadlines:
         return {"v": 1, "at": self._desk.now(), "epoch": self._desk.voice.epoch}
 
     async def declare_stream_gap(self, run: str, before: int) -> None:
-        """Say on the run's record channel that messages of the stream before ``before`` may have been its own."""
+        """Say on ``record`` that messages of the stream before ``before`` may have been the run's own."""
         async with self._desk.lock:
             await self._desk.runs.load([run])
             hot = self._desk.runs.hot[run]

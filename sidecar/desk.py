@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 
 import anyio
@@ -21,7 +21,16 @@ from sidecar.metrics import Metrics
 from sidecar.notices import Voice
 from sidecar.runs import Runs
 from storage.errors import StorageError
-from storage.records import AttemptRow, CheckpointRow, Cursor, JournalEntry, OutboxRow, ReceiptRow, Unit
+from storage.records import (
+    Adoption,
+    AttemptRow,
+    CheckpointRow,
+    Cursor,
+    JournalEntry,
+    OutboxRow,
+    ReceiptRow,
+    Unit,
+)
 from storage.store import Store
 
 
@@ -75,7 +84,7 @@ class Desk:
 
     tenant: str
     lane: str
-    config: Config
+    configured: InitVar[Config]
     store: Store
     runs: Runs
     voice: Voice
@@ -86,17 +95,26 @@ class Desk:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     cursor: Cursor = field(default_factory=lambda: Cursor(stream_seq=0, stream_created=""))
     lag: int = 0
-    rebuilt: bool = False
-    """The lane's history was read from the stream into an empty store: a takeover."""
+    taken_over: bool = False
+    """The lane was another owner's before, or ours on a disk that is gone."""
+    quiet_through: int = 0
+    """Up to this stream sequence the last owner has said what there was to say."""
     caught_up: bool = False
     max_payload: int = 1 << 20
     lease_valid: Callable[[], bool] = lambda: False
+    config: Config = field(init=False)
+    """Change it by ``reconfigure`` only."""
+    budget: BudgetSettings = field(init=False)
     _moved: anyio.Event = field(default_factory=anyio.Event)
     _outgoing: anyio.Event = field(default_factory=anyio.Event)
 
-    @property
-    def budget(self) -> BudgetSettings:
-        return budget_settings(self.config)
+    def __post_init__(self, configured: Config) -> None:
+        self.reconfigure(configured)
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over a configuration that was read again."""
+        self.config = config
+        self.budget = budget_settings(config)
 
     def now(self) -> datetime:
         """The wall clock, UTC, to the millisecond."""
@@ -117,6 +135,7 @@ class Desk:
         close_attempt: str | None = None,
         checkpoint: CheckpointRow | None = None,
         receipt: ReceiptRow | None = None,
+        adopt: Sequence[Adoption] = (),
         meta: Mapping[str, bytes] | None = None,
     ) -> None:
         """Write the touched runs and everything that speaks of them in one transaction; hold the lock.
@@ -137,6 +156,7 @@ class Desk:
             close_attempt=close_attempt,
             checkpoint=checkpoint,
             receipt=receipt,
+            adopt=tuple(adopt),
             meta=dict(meta or {}),
         )
         try:

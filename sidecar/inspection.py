@@ -80,7 +80,8 @@ def render(found: dict[str, Any]) -> str:
         f"run {found['run']} (tenant {found['tenant']}, lane {found['lane']})",
         f"  position {head['position']}, ledger version {head['version']}, "
         + (f"finished {head['finished']}" if head["finished"] else "open"),
-        f"  budget {budget['used']:,} of {budget['usable']:,} usable ({budget['level']}), window {budget['window']:,}",
+        f"  budget {budget['used']:,} of {budget['usable']:,} usable ({budget['level']}), "
+        f"window {budget['window']:,}",
         f"  protected {found['protected_digest']}",
         f"  hash chain {found['hash_chain']}",
     ]
@@ -88,8 +89,10 @@ def render(found: dict[str, Any]) -> str:
         lines.append(f"{kind} ({len(items)})")
         lines.extend(f"  {_line(item)}" for item in items)
     lines.append(f"checkpoints ({len(found['checkpoints'])})")
-    for item in found["checkpoints"]:
-        lines.append(f"  v{item['version']} {item['id']} covers 1 to {item['covers_through']['position']}")
+    lines.extend(
+        f"  v{item['version']} {item['id']} covers 1 to {item['covers_through']['position']}"
+        for item in found["checkpoints"]
+    )
     lines.append(f"receipts ({len(found['receipts'])})")
     for receipt in found["receipts"]:
         span, tokens = receipt["range"], receipt["tokens"]

@@ -146,7 +146,12 @@ class Intake:
         while index < len(incoming):
             item = incoming[index]
             index += 1
-            if self._one(item, chunk, known):
+            said = len(chunk.outbox)
+            due = self._one(item, chunk, known)
+            if item.delivery.stream_seq <= self._desk.quiet_through:
+                del chunk.outbox[said:]
+                chunk.states.clear()
+            if due:
                 break
         last = incoming[index - 1].delivery
         desk = self._desk
@@ -217,7 +222,9 @@ class Intake:
         return self._observer.folded(item.run, hot, outcome, item, chunk)
 
     def _entry(self, item: Incoming, hot: HotRun) -> JournalEntry:
-        assert item.event is not None and item.run is not None and item.key is not None
+        assert item.event is not None
+        assert item.run is not None
+        assert item.key is not None
         return JournalEntry(
             run=item.run,
             channel=item.channel,

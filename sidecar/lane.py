@@ -28,6 +28,7 @@ from sidecar.metrics import Metrics
 from sidecar.notices import Voice, derived_id
 from sidecar.observer import Observer
 from sidecar.packets import Packets
+from sidecar.recovery import adopt_states, drop_unsent
 from sidecar.relay import Relay
 from sidecar.responder import Responder
 from sidecar.runs import Runs
@@ -44,6 +45,7 @@ from storage.store import Store
 
 _NEXT_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
+_STORAGE_RETRY_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -75,11 +77,12 @@ class LaneService:
     def _set_config(self, config: Config) -> None:
         self._config = config
         if self.desk is not None:
-            self.desk.config = config
+            self.desk.reconfigure(config)
 
     async def run(self, stop: anyio.Event) -> None:
         """Until ``stop``; broker trouble and lost leases are waited out, storage trouble too."""
         while not stop.is_set():
+            wait = _RETRY_SECONDS
             try:
                 await self._own(stop)
             except* Fenced as lost:
@@ -87,10 +90,16 @@ class LaneService:
                 self._metrics.lane_flap(self._lane)
             except* Unavailable as error:
                 log.warning("lane waits for the broker", lane=self._lane, error=str(error.exceptions[0]))
+            except* StorageError as error:
+                log.error("lane waits for storage", lane=self._lane, error=str(error.exceptions[0]))
+                self._metrics.storage_failed(type(error.exceptions[0]).__name__)
+                self._health.set(f"storage {self._lane}", False, str(error.exceptions[0]))
+                wait = _STORAGE_RETRY_SECONDS
             self.desk = None
             self._metrics.lane_owned(self._lane, None)
             if not stop.is_set():
-                await anyio.sleep(_RETRY_SECONDS)
+                with anyio.move_on_after(wait):
+                    await stop.wait()
 
     async def _own(self, stop: anyio.Event) -> None:
         tenant, lane, config = self._config.tenant, self._lane, self._config
@@ -115,7 +124,7 @@ class LaneService:
         desk = Desk(
             tenant=tenant,
             lane=lane,
-            config=config,
+            configured=config,
             store=self._store,
             runs=Runs(self._store, tenant, lane),
             voice=Voice(tenant, lane),
@@ -130,6 +139,8 @@ class LaneService:
         self._metrics.lane_owned(lane, epoch)
         log.info("lane owned", lane=lane, epoch=epoch)
         publisher = LanePublisher(self._link, tenant, lane, claim)
+        own = None if remembered is None else remembered.decode()
+        desk.taken_over = claim.replaced_owner not in ("", own)
         try:
             await self._serve(desk, publisher, claim, stop)
         finally:
@@ -142,6 +153,9 @@ class LaneService:
         packets = Packets(desk)
         generation = Generation(desk, *build_summarizers(desk.config))
         compactor = Compactor(desk, packets, generation)
+        if desk.taken_over:
+            log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
+            await drop_unsent(desk)
         await compactor.close_interrupted()
         deadlines = Deadlines(desk, publisher)
         responder = Responder(desk, publisher, packets, compactor)
@@ -157,7 +171,14 @@ class LaneService:
                 working.start_soon(deadlines.run)
                 working.start_soon(observer.tick)
                 working.start_soon(serve_asks, self._link, desk.tenant, desk.lane, responder.answer)
-                working.start_soon(_Reader(desk, self._link, publisher, intake, observer).run)
+                reader = _Reader(desk, self._link, publisher, intake)
+
+                async def caught_up() -> None:
+                    if desk.taken_over:
+                        await adopt_states(desk, self._link, publisher, packets)
+                    await observer.caught_up()
+
+                working.start_soon(reader.run, observer.stream_gap, caught_up)
                 await stop.wait()
                 working.cancel_scope.cancel()
             # Draining: nothing is read or asked any more; what is committed still goes out.
@@ -184,13 +205,10 @@ class LaneService:
 class _Reader:
     """The lane's one reader: opens the pump at cursor + 1, again and again, and feeds the intake."""
 
-    def __init__(
-        self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake, observer: Observer
-    ) -> None:
+    def __init__(self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake) -> None:
         self._desk = desk
         self._publisher = publisher
         self._intake = intake
-        self._observer = observer
         self._pump = Pump(
             link,
             subjects.STREAM_IN,
@@ -200,11 +218,15 @@ class _Reader:
         self._backlog = 0
         """Sequence of the lane's newest message when the pump was opened."""
 
-    async def run(self) -> None:
+    async def run(
+        self, gap: Callable[[int, int], Awaitable[None]], caught_up: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Until cancelled. ``gap`` is told of lost messages of the stream, ``caught_up`` once, when
+        everything there was at the start is folded."""
+        self._gap, self._caught_up = gap, caught_up
         desk = self._desk
         stored = await desk.store.cursor(desk.tenant, desk.lane)
         desk.cursor = stored or Cursor(stream_seq=0, stream_created="")
-        desk.rebuilt = stored is None
         while True:
             try:
                 await self._open()
@@ -246,7 +268,10 @@ class _Reader:
         newest = await self._publisher.get_last(subjects.inbound_filter(desk.tenant, desk.lane))
         self._backlog = 0 if newest is None else newest[0]
         if facts.first_seq > desk.cursor.stream_seq + 1 and desk.cursor.stream_seq:
-            await self._observer.stream_gap(desk.cursor.stream_seq + 1, facts.first_seq - 1)
+            await self._gap(desk.cursor.stream_seq + 1, facts.first_seq - 1)
+        if desk.taken_over and not desk.caught_up:
+            desk.quiet_through = max(desk.quiet_through, self._backlog)
+        await self._look_up()
 
     async def _step(self) -> None:
         desk = self._desk
@@ -265,10 +290,13 @@ class _Reader:
         desk.metrics.lag(desk.lane, desk.lag)
         self._health("storage", True, "")
         desk.metrics.storage_full(False)
-        if not desk.caught_up and desk.cursor.stream_seq >= self._backlog:
-            desk.caught_up = True
-            await self._observer.caught_up()
+        await self._look_up()
         self._health("reading", desk.caught_up, "" if desk.caught_up else f"{desk.lag} events behind")
+
+    async def _look_up(self) -> None:
+        if not self._desk.caught_up and self._desk.cursor.stream_seq >= self._backlog:
+            await self._caught_up()
+            self._desk.caught_up = True
 
     async def _move(self, cursor: Cursor) -> None:
         async with self._desk.lock:

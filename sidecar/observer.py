@@ -231,7 +231,7 @@ class Observer:
 
     def _decide(self, run: str, hot: HotRun, item: Incoming, chunk: Chunk) -> bool:
         desk, view, ledger = self._desk, hot.view, hot.ledger
-        if run in self._compactor.running:
+        if run in self._compactor.running or item.delivery.stream_seq <= desk.quiet_through:
             return False
         mode, bypass = desk.config.mode_for(ledger.head.labels)
         step = policy.decide(
@@ -256,10 +256,12 @@ class Observer:
         self._compactor.prepare(run, trigger, fallback=fallback)
 
     async def tick(self) -> None:
-        """What time alone may change: patience, back-off, breaker; and the gauges by level. Until cancelled."""
+        """What time alone changes: patience, back-off, breaker; and the gauges by level. Until cancelled."""
         desk = self._desk
         while True:
             await anyio.sleep(_TICK_SECONDS)
+            if not desk.caught_up:
+                continue
             counts: Counter[str] = Counter()
             async with desk.lock:
                 for run, hot in list(desk.runs.hot.items()):
@@ -286,7 +288,7 @@ class Observer:
     # --- the stream as a whole ---------------------------------------------------------------------------
 
     async def stream_gap(self, first: int, through: int) -> None:
-        """Messages ``first`` to ``through`` of the stream are gone: every unfinished run has to be proven whole."""
+        """Messages of the stream are gone: every unfinished run has to be proven whole."""
         desk = self._desk
         log.error("messages of the stream are gone", lane=desk.lane, first=first, through=through)
         for summary in await desk.store.runs(desk.tenant, desk.lane, finished=False):
@@ -305,7 +307,7 @@ class Observer:
                 lost = desk.runs.hot[summary.run].view.unproven_before
             if lost:
                 await self._deadlines.declare_stream_gap(summary.run, lost)
-            if desk.rebuilt:
+            if desk.taken_over:
                 self._packets.mark(summary.run, "takeover")
 
     async def states(self, runs: Iterable[str]) -> list[OutboxRow]:

@@ -88,7 +88,7 @@ class Packets:
         self._wake = anyio.Event()
 
     def mark(self, run: str, reason: PacketReason) -> None:
-        """Something about the run changed; ``reason`` is why a packet may be due (``changed``: only if it differs)."""
+        """The run changed; ``reason`` is why a packet may be due (``changed``: only if it says something new)."""
         if self._dirty.get(run, "changed") == "changed":
             self._dirty[run] = reason
         self._wake.set()
@@ -164,6 +164,9 @@ class Packets:
         """Publish packets of changed runs until cancelled."""
         while True:
             await self._wake.wait()
+            if not self._desk.caught_up:
+                await anyio.sleep(_TICK_SECONDS)
+                continue
             self._wake = anyio.Event()
             now = self._desk.mono()
             waiting = False

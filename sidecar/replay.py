@@ -120,7 +120,7 @@ class Replay:
             self._progress(turn)
 
     async def settle(self, turn: Turn) -> None:
-        """Wait until the daemon has read everything of the run and no compaction of it runs; take packets up."""
+        """Wait until the daemon read everything of the run and no compaction of it runs; take packets up."""
         deadline = anyio.current_time() + self._give_up_after
         while True:
             status = await self._status(turn, deadline)

@@ -87,8 +87,9 @@ class Responder:
             request = msgspec.json.decode(payload or b"{}", type=kind)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise AskRefused("invalid_request", str(error)) from error
-        if not self._desk.lease_valid():
-            raise AskRefused("unavailable", "the lane's ownership is not certain now; ask again")
+        self._still_ours()
+        if not self._desk.caught_up:
+            raise AskRefused("unavailable", "the lane's history is still being read; ask again")
         if request.after is not None and not await self._desk.reached(request.after, AFTER_SECONDS):
             raise AskRefused("behind", f"sequence {request.after} is not read yet; ask again")
         match request:
@@ -274,7 +275,8 @@ class Responder:
                 desk.metrics.authorized(early.code)
                 return self._reply(hot, early)
             version = hot.ledger.head.version
-        assert request.operation_id is not None and request.request_id is not None
+        assert request.operation_id is not None
+        assert request.request_id is not None
         record = AuthorizationRequested(
             v=1,
             id=derived_id("authorize", request.operation_id, request.request_id, version),

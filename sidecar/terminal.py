@@ -25,6 +25,8 @@ _COLOURS = {
     "overflow": "bold white on red",
 }
 _WIDTH = 40
+_BESIDE_BAR = 62
+"""Columns of a line beside its bar. In a narrow terminal first the bar gets shorter, then the run's name."""
 
 
 def headroom_bar(used: int, usable: int, level: str, width: int = _WIDTH) -> Text:
@@ -42,6 +44,8 @@ class Board:
 
     def __init__(self, console: Console, *, enabled: bool) -> None:
         self._turns: dict[str, Turn] = {}
+        self._bar = max(10, min(_WIDTH, console.width - _BESIDE_BAR))
+        self._console = console
         self._live = Live(console=console, refresh_per_second=12, transient=False) if enabled else None
 
     def __enter__(self) -> Board:
@@ -53,6 +57,8 @@ class Board:
         if self._live is not None:
             self._live.update(self._table())
             self._live.stop()
+            if not self._console.is_terminal:
+                self._console.line()
 
     def show(self, turn: Turn) -> None:
         self._turns[turn.report.run] = turn
@@ -61,14 +67,18 @@ class Board:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, expand=False)
-        for title in ("run", "headroom used", "level", "events", "checkpoint"):
-            table.add_column(title, no_wrap=True)
+        table.add_column("run", no_wrap=True)
+        table.add_column("context used", no_wrap=True, min_width=self._bar + 16)
+        for title in ("level", "events", "checkpoint"):
+            table.add_column(title, no_wrap=True, min_width=10 if title == "level" else len(title))
         for turn in list(self._turns.values())[-20:]:
             budget = turn.status.budget
             checkpoint = turn.status.checkpoint
             table.add_row(
                 escape(turn.report.run[:36]),
-                headroom_bar(int(budget.get("used", 0)), int(budget.get("usable", 0)), turn.status.level),
+                headroom_bar(
+                    int(budget.get("used", 0)), int(budget.get("usable", 0)), turn.status.level, self._bar
+                ),
                 Text(turn.status.level, style=_COLOURS.get(turn.status.level, "white")),
                 str(turn.report.events),
                 f"v{checkpoint['version']}" if checkpoint is not None else "-",

@@ -72,7 +72,7 @@ class View(msgspec.Struct, kw_only=True):
     stream_seq: int = 0
     """Of the newest message folded."""
     unproven_before: int = 0
-    """Messages of the stream before this sequence are gone and no number proves this run whole yet; 0: none."""
+    """Stream messages before this sequence are gone and no number proves this run whole yet; 0: none."""
 
     def note_packet(self, packet: Packet) -> None:
         """Remember what went out, to tell later what is new and who works from something old."""

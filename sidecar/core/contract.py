@@ -180,9 +180,13 @@ def policy_loaded(entry: Entry, event: PolicyLoaded) -> None:
 
 def constraint_set(entry: Entry, event: ConstraintSet) -> None:
     """A constraint holds, and the one it replaces does not any more. One that is not there is recorded."""
-    constraints = entry.ledger.items["constraint"]
-    if event.constraint_id in constraints:
+    known = entry.ledger.items["constraint"].get(event.constraint_id)
+    if known is not None:
         entry.violate("illegal_transition", _ref(event.constraint_id))
+        if entry.late and known.live and (known.text, known.forbids) != (event.text, event.forbids):
+            # Told first, it came second. Both hold, this one under a name of its own.
+            other = f"{event.constraint_id[:90]}@pos:{entry.position}"
+            _set(entry, other, event.text, event.source, event.forbids)
         return
     _set(entry, event.constraint_id, event.text, event.source, event.forbids)
     if event.replaces is not None:

@@ -126,19 +126,21 @@ def _new(found: Sequence[Finding], rules: Rules, texts: Mapping[str, str], *, st
 
 def _together(found: Sequence[Finding]) -> list[Finding]:
     """Files read with nothing more to say, several to a statement, at the place of the last of them."""
-    out: list[Finding] = []
+    out: list[tuple[int, Finding]] = []
     files: list[FileRead] = []
-    for finding in found:
+    last = 0
+    for index, finding in enumerate(found):
         if finding.read is None:
-            out.append(finding)
+            out.append((index, finding))
             continue
         files.append(finding.read)
+        last = index
         if len(files) == READS_TOGETHER:
-            out.append(_reads(files))
+            out.append((index, _reads(files)))
             files = []
     if files:
-        out.append(_reads(files))
-    return out
+        out.append((last, _reads(files)))
+    return [finding for _, finding in sorted(out, key=lambda pair: pair[0])]
 
 
 def _reads(files: Sequence[FileRead]) -> Finding:

@@ -23,7 +23,7 @@ _HIDDEN = re.compile(
 )
 _ERROR = re.compile(
     r"\b(?:\w*error|\w*exception|failed|failure|fatal|panic(?:ked)?|denied|refused|not found|no such|cannot"
-    r"|unable|timed out|traceback|abort(?:ed)?|killed)\b",
+    r"|unable|timed out|traceback|abort(?:ed)?|killed|assert)\b",
     re.IGNORECASE,
 )
 _TRACEBACK_HEAD = "Traceback (most recent call last)"

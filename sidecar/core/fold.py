@@ -157,12 +157,10 @@ def note_rejected(
 ) -> Violation | None:
     """Take note of a message that was rejected before the fold: its code, if a violation of the run, counts.
 
-    With ``channel`` and ``seq`` its number counts as come, so that a message which was refused and answered
+    With ``channel``, ``session`` and ``seq`` its number counts as come, so that a message which was refused and answered
     does not look like one that was lost.
     """
-    if channel is not None and channel != "record" and seq is not None and seq > 0:
-        if session is None:
-            session = (ledger.head.session if channel == "event" else None) or ""
+    if channel in ("event", "authority") and session is not None and seq is not None and seq > 0:
         _, gap = sessions.note_number(ledger, channel, session, seq)
         if gap is not None:
             count_violation(ledger.head, "history_gap")

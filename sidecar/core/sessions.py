@@ -34,16 +34,10 @@ def is_foreign(ledger: Ledger, event: Event, channel: Channel) -> bool:
 
 
 def arrive(ledger: Ledger, event: Event, channel: Channel) -> tuple[Arrival, Gap | None]:
-    """Take note of a message's number; the gap it opened comes with ``ahead``.
-
-    An agent's number without a session counts in the current one.
-    """
-    if event.seq is None or channel == "record":
+    """Take note of a message's number; the gap it opened comes with ``ahead``."""
+    if event.seq is None or event.session is None or channel == "record":
         return "unnumbered", None
-    session = event.session
-    if session is None:
-        session = (ledger.head.session if channel == "event" else None) or ""
-    return note_number(ledger, channel, session, event.seq)
+    return note_number(ledger, channel, event.session, event.seq)
 
 
 def note_number(ledger: Ledger, channel: Channel, session: str, number: int) -> tuple[Arrival, Gap | None]:

@@ -27,6 +27,7 @@ _FIRST_WAIT: Final = 0.05
 _LONGEST_WAIT: Final = 2.0
 _STEADY_SECONDS: Final = 5.0
 _REMIND_SECONDS: Final = 30.0
+_STOPPED: Final = "stopped"
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +98,7 @@ class Link:
         finally:
             if self._session is not None:
                 last = self._session
-                self._drop(last, "stopped")
+                self._drop(last, _STOPPED)
                 await last.close()
 
     async def _open(self) -> Session:
@@ -138,6 +139,8 @@ class Link:
         self._told = (connected, reason)
         if connected:
             log.info("nats_connected", generation=self.generation)
+        elif reason == _STOPPED:
+            log.info("nats_closed", generation=self.generation)
         else:
             log.warning("nats_disconnected", reason=reason[:300], generation=self.generation)
         self._on_state(connected, reason)

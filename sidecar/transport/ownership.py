@@ -89,6 +89,8 @@ class LaneClaim:
         self.lane = lane
         self.owner = owner
         self.epoch = 0
+        self.replaced_owner = ""
+        """Owner in the record that ours took the place of; empty if there was none."""
         self.out_blocked = False
         """Whether ``WK_OUT`` refuses our record for want of space: ownership holds, output waits."""
         self._link = link
@@ -206,6 +208,7 @@ class LaneClaim:
     async def _take(self, state: _Record, out: _Record, epoch: int) -> None:
         """Both records by compare-and-set, ``state`` first. Raises Conflict when another was faster."""
         self.epoch = epoch
+        self.replaced_owner = state.owner
         self._out.seq = None
         self.out_blocked = False
         began = self._monotonic()

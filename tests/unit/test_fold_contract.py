@@ -34,7 +34,11 @@ def test_the_contract(story: Story) -> None:
         constraints=[USER],
     )
     ledger = story.ledger()
-    assert (ledger.task.goal, ledger.task.done_when, ledger.task.owner) == ("mend the pump", ("green",), "ann")
+    assert (ledger.task.goal, ledger.task.done_when, ledger.task.owner) == (
+        "mend the pump",
+        ("green",),
+        "ann",
+    )
     assert ledger.task.scope is not None
     assert (ledger.policy.loaded, ledger.head.agent, ledger.head.continues) == ("v1", "a", "r0")
     assert (ledger.head.labels, ledger.head.constraint_seen) == ({"team": "t"}, True)
@@ -93,7 +97,9 @@ def test_only_an_authority_lifts(story: Story) -> None:
     assert story.tell("constraint.lifted", constraint_id="none", reason="r").rejection is not None
     story.authority("constraint.lifted", constraint_id="c1", reason="r")
     assert active(story) == []
-    assert codes(story.authority("constraint.lifted", constraint_id="c1", reason="r")) == ["illegal_transition"]
+    assert codes(story.authority("constraint.lifted", constraint_id="c1", reason="r")) == [
+        "illegal_transition"
+    ]
 
 
 def test_only_an_authority_replaces(story: Story) -> None:
@@ -131,6 +137,16 @@ def test_a_constraint_that_replaces_nothing_holds(story: Story, replaces: str) -
     outcome = story.tell("constraint.set", constraint_id="c2", text="t", source="user", replaces=replaces)
     assert codes(outcome) == ["illegal_transition"]
     assert active(story) == ["c1", "c2"]
+
+
+def test_a_constraint_overtaken_by_another_of_its_id_holds_too() -> None:
+    story = Story()
+    story.start(session="s", seq=1)
+    fields = {"constraint_id": "c", "source": "user", "session": "s"}
+    story.tell("constraint.set", text="second", seq=3, **fields)
+    outcome = story.tell("constraint.set", text="first", seq=2, **fields)
+    assert codes(outcome) == ["illegal_transition", "late_event"]
+    assert sorted(item.text for item in story.ledger().active["constraint"].values()) == ["first", "second"]
 
 
 @pytest.mark.parametrize("how", ["active", "lifted", "replaced"])

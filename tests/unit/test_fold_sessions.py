@@ -58,12 +58,6 @@ def test_numbers_are_per_session_and_channel(story: Story) -> None:
     assert gaps(story) == []
 
 
-def test_a_number_without_session_counts_in_the_current_one(story: Story) -> None:
-    assert say(story, 2, None) == []
-    assert say(story, 4, None) == ["history_gap"]
-    assert gaps(story) == [("s1", 3, 3)]
-
-
 def test_accepted_ranges_add_up(story: Story) -> None:
     say(story, 9)
     story.authority("gap.accepted", session="s1", from_=1, through=4, by="ann")
@@ -191,7 +185,9 @@ def test_lists_of_an_overtaken_release_hold_where_the_newer_one_gave_none(story:
 @pytest.mark.parametrize("type_", ["run.started", "run.resumed"])
 def test_another_session_ends_the_current_one(story: Story, type_: str) -> None:
     story.declare("op")
-    story.tell("tool.called", call_id="c", tool="t", arguments={}, operation_id="op", id_="call", session="s1")
+    story.tell(
+        "tool.called", call_id="c", tool="t", arguments={}, operation_id="op", id_="call", session="s1"
+    )
     fields = {} if type_ == "run.resumed" else {"goal": "mend the pump"}
     begin = story.start if type_ == "run.started" else lambda **f: story.tell("run.resumed", **f)
     outcome = begin(session="s2", **fields)

@@ -212,7 +212,9 @@ def test_evidence_is_set_once(story: Story) -> None:
     assert story.ledger().items["evidence"]["e"].claim == "a"
 
 
-def save(story: Story, artifact: str, version: str | None = None, digest: str = D1, **fields: object) -> list[str]:
+def save(
+    story: Story, artifact: str, version: str | None = None, digest: str = D1, **fields: object
+) -> list[str]:
     return codes(
         story.tell(
             "artifact.saved",

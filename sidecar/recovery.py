@@ -1,0 +1,130 @@
+"""Rebuilding a lane whose store is not the last owner's: what the state stream knows beyond the messages.
+
+The ledger needs nothing from it, since the fold of the run's own messages is the truth. Checkpoints do:
+another owner's newest one is taken as it is, and ours that are none of its ancestors are dropped.
+"""
+
+from __future__ import annotations
+
+import anyio.to_thread
+import structlog
+
+from protocol import subjects
+from protocol.codec import decode_state, digest, encode
+from protocol.errors import ProtocolError
+from protocol.state import RunState, StateCheckpoint
+from sidecar.core.state import ledger_value
+from sidecar.desk import Desk
+from sidecar.packets import Packets, StoredBody
+from sidecar.ranges import tail_items
+from sidecar.transport.inventory import subjects_held
+from sidecar.transport.jetstream import Link
+from sidecar.transport.publisher import LanePublisher
+from storage.records import Adoption, CheckpointRow
+
+log = structlog.get_logger(__name__)
+
+
+async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets: Packets) -> int:
+    """Take over the checkpoints the state stream holds for this lane; returns how many runs had one.
+
+    Call once everything up to now is folded. A state that cannot be read is left alone and told.
+    """
+    adopted = 0
+    held = await subjects_held(
+        link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
+    )
+    for subject in sorted(held):
+        run = subject.rsplit(".", 1)[1]
+        if run == subjects.LANE_TOKEN:
+            continue
+        found = await publisher.get_last(subject)
+        if found is None:
+            continue
+        try:
+            state = decode_state(found[1])
+        except ProtocolError as error:
+            log.error("state of a run cannot be read", run=run, error=str(error))
+            continue
+        if not isinstance(state, RunState):
+            log.warning("state of a run is kept as an object, left alone", run=run)
+            continue
+        adopted += await _adopt(desk, run, state, packets)
+    return adopted
+
+
+async def drop_unsent(desk: Desk) -> int:
+    """Messages of ours that never left while another owned the lane must not leave any more."""
+    dropped = 0
+    while True:
+        rows = await desk.store.outbox(desk.tenant, desk.lane, limit=1_000)
+        if not rows:
+            return dropped
+        dropped += await desk.store.outbox_sent([row.id for row in rows])
+
+
+async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> bool:
+    async with desk.lock:
+        await desk.runs.load([run])
+        hot = desk.runs.hot.get(run)
+        if hot is None:
+            log.warning("a state without messages: the stream does not hold this run any more", run=run)
+            return False
+        ledger = hot.ledger
+        if (
+            ledger.head.version == state.ledger_version
+            and digest(ledger_value(ledger)) != state.ledger_digest
+        ):
+            desk.metrics.ledger_mismatch()
+            log.error(
+                "the ledger folded anew differs from the last owner's", run=run, version=state.ledger_version
+            )
+        course = hot.view.course
+        course.trimmed_through = max(course.trimmed_through, state.trimmed_through)
+        checkpoint = state.checkpoint
+        if checkpoint is None or checkpoint.id == course.checkpoint_id:
+            await desk.commit(touched=[run])
+            return False
+        if checkpoint.covers_through.position > ledger.head.position:
+            log.error("a checkpoint covers more than the stream holds: left alone", run=run)
+            return False
+        course.checkpoint_version = checkpoint.version
+        course.checkpoint_id = checkpoint.id
+        course.covers_through = checkpoint.covers_through.position
+        course.compactions = max(course.compactions, checkpoint.version)
+        hot.view.tail_tokens = await _tail_tokens(desk, run, checkpoint.covers_through.position)
+        hot.view.tail_total = hot.view.budget.total
+        await desk.commit(
+            touched=[run], adopt=[Adoption(run=run, chain="live", checkpoint=_row(run, checkpoint))]
+        )
+        packets.forget(run)
+        return True
+
+
+async def _tail_tokens(desk: Desk, run: str, covered: int) -> int:
+    """Estimated tokens of what follows the checkpoint, from the journal."""
+    entries = await desk.store.tail(desk.tenant, desk.lane, run, after=covered)
+    items = await anyio.to_thread.run_sync(tail_items, entries)
+    return round(sum(item.tokens for item in items) * desk.runs.hot[run].view.budget.scale())
+
+
+def _row(run: str, checkpoint: StateCheckpoint) -> CheckpointRow:
+    body = StoredBody(
+        summarizer=checkpoint.summarizer,
+        projector=checkpoint.projector,
+        attempt_id="",
+        parent_checkpoint_id=checkpoint.parent_checkpoint_id,
+        summary=checkpoint.summary,
+    )
+    return CheckpointRow(
+        checkpoint_id=checkpoint.id,
+        run=run,
+        chain="live",
+        version=checkpoint.version,
+        parent_id=checkpoint.parent_checkpoint_id,
+        covers_through=checkpoint.covers_through.position,
+        event_id=checkpoint.covers_through.event_id or "",
+        range_digest=checkpoint.range_digest,
+        created_at="",
+        body=encode(body),
+    )
