@@ -303,7 +303,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     """How a run stands.
 
     ``stream_seq`` is the newest sequence of the in stream that is folded, ``lag`` how many messages of the
-    lane are not yet, ``violations`` the number by code.
+    lane are not yet, ``violations`` the number by code. ``packet_id`` is that of the newest packet that
+    shortened the context, if one was published.
     """
 
     level: Level
@@ -322,6 +323,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     outbox_pending: Count
     stream_seq: Count
     trimmed_through: Count
+    packet_id: str | UnsetType = UNSET
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):

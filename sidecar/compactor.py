@@ -154,13 +154,13 @@ class Compactor:
         job.deferred = "little_new"
         async with desk.lock:
             course = (await self._hot(job)).view.course_of(job.mode)
-            outbox: list[OutboxRow] = []
-            if not course.ineffective:
-                outbox.append(
-                    desk.voice.notice(job.run, "ineffective", desk.now(), job.position, reason=reason)
-                )
+            outbox = [] if course.ineffective else [self._ineffective_notice(job, reason)]
             policy.mark_ineffective(course, job.budget, reason, position=job.position)
             await desk.commit(touched=[job.run], outbox=outbox)
+
+    def _ineffective_notice(self, job: Job, reason: str) -> OutboxRow:
+        desk = self._desk
+        return desk.voice.notice(job.run, "ineffective", desk.now(), (reason, job.position), reason=reason)
 
     async def _trim(self, job: Job, plan: policy.Trim) -> None:
         desk = self._desk
@@ -410,7 +410,12 @@ class Compactor:
             hot.view.violations[code] = hot.view.violations.get(code, 0) + 1
             desk.metrics.violation(code)
         desk.metrics.failed(reason)
-        await self._close(attempt, hot, "failed", reason, violations, generated)
+        said: list[OutboxRow] = []
+        if "no_gain" in violations and not course.ineffective:
+            # The same range would not win more the next time: wait for something real to change.
+            said.append(self._ineffective_notice(attempt.job, "no_gain"))
+            policy.mark_ineffective(course, hot.view.budget, "no_gain", position=hot.ledger.head.position)
+        await self._close(attempt, hot, "failed", reason, violations, generated, said)
 
     async def _close(
         self,
@@ -420,8 +425,9 @@ class Compactor:
         reason: str,
         violations: Sequence[str] = (),
         generated: Generated | None = None,
+        said: Sequence[OutboxRow] = (),
     ) -> None:
-        """Close the attempt with a receipt and nothing else; hold the lock."""
+        """Close the attempt with a receipt and what else is ``said``; hold the lock."""
         desk = self._desk
         used = max(0, hot.view.budget.used())
         if outcome == "stale":
@@ -431,7 +437,10 @@ class Compactor:
         message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
         try:
             await desk.commit(
-                touched=[attempt.run], outbox=[message], close_attempt=attempt.attempt_id, receipt=stored
+                touched=[attempt.run],
+                outbox=[message, *said],
+                close_attempt=attempt.attempt_id,
+                receipt=stored,
             )
         except Stale:
             # Closed already, as interrupted, by a start in between.

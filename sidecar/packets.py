@@ -63,14 +63,18 @@ def stored_checkpoint(row: CheckpointRow) -> StateCheckpoint:
 
 
 def packet_id(packet: Packet) -> str:
-    """Derived from everything the packet says, so that no id ever stands on two contents."""
+    """Derived from everything the packet says, so that no id ever stands on two contents.
+
+    One that is published is built once for a ledger version, so its moment need not tell it from others,
+    and the same input gives the same id.
+    """
     return derived_id(
         "pk",
         packet.tenant,
         packet.lane,
         packet.run,
         packet.reason,
-        packet.at,
+        packet.at if packet.reason == "asked" else "",
         packet.epoch,
         packet.ledger_version,
         packet.digest,
@@ -88,7 +92,7 @@ class Packets:
         self._wake = anyio.Event()
 
     def mark(self, run: str, reason: PacketReason) -> None:
-        """The run changed; ``reason`` is why a packet may be due (``changed``: only if it says something new)."""
+        """The run changed; ``reason`` is why a packet may be due (``changed``: if it says anything new)."""
         if self._dirty.get(run, "changed") == "changed":
             self._dirty[run] = reason
         self._wake.set()

@@ -9,7 +9,6 @@ and started again. It decides nothing about compaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -52,7 +51,7 @@ class Status(msgspec.Struct, kw_only=True):
     stream_seq: int = 0
     lag: int = 0
     violations: dict[str, int] = {}
-    trims: int = 0
+    packet_id: str = ""
 
 
 _STATUS = msgspec.json.Decoder(Status)
@@ -73,6 +72,8 @@ class Turn:
         """Tokens of the newest packet: a shortened prompt is never smaller."""
         self.taken_up = 0
         self.status = Status()
+        self.at = "1970-01-01T00:00:00Z"
+        """Time of the newest event published for it: what the replay says of its own has no other clock."""
 
 
 class Replay:
@@ -109,6 +110,7 @@ class Replay:
             await self._publish(turn, message.channel, msgspec.json.encode(event))
             report = turn.report
             report.events += 1
+            turn.at = event["at"] if isinstance(event.get("at"), str) else turn.at
             report.tool_calls += event.get("type") == "tool.called"
             report.usage_reports += event.get("type") == "usage.reported"
             if event.get("type") == "context.replaced":
@@ -175,9 +177,9 @@ class Replay:
             "v": 1,
             "id": f"replay-take-up-{turn.taken_up}",
             "type": "context.replaced",
-            "at": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "at": turn.at,
             "by": "agent",
-            "packet_id": packet["packet_id"],
+            "packet_id": status.packet_id or packet["packet_id"],
         }
         await self._publish(turn, "event", msgspec.json.encode(event))
         return True
@@ -205,7 +207,6 @@ class Replay:
                     raise TimeoutError("the daemon's outbox did not empty")
                 await anyio.sleep(_POLL_SECONDS)
             turn.report.violations = dict(sorted(turn.status.violations.items()))
-            turn.report.trims = turn.status.trims
             turn.report.packet = msgspec.json.decode(await self.ask(turn.report.run, "packet", {}, deadline))
         return [turn.report for turn in self.turns.values()]
 
@@ -219,6 +220,7 @@ class Listener:
         self.receipts: dict[str, dict[str, dict[str, Any]]] = {}
         self.levels: dict[str, dict[str, str]] = {}
         self.rejected: dict[str, set[int]] = {}
+        self.trims: dict[str, set[str]] = {}
 
     async def listen(self) -> None:
         """Subscribe; call before the first event is published."""
@@ -230,6 +232,10 @@ class Listener:
         if kind == "receipt":
             receipt = msgspec.json.decode(message.data)
             self.receipts.setdefault(run, {})[receipt["receipt_id"]] = receipt
+        elif kind == "packet":
+            packet = msgspec.json.decode(message.data)
+            if packet["reason"] == "trimmed":
+                self.trims.setdefault(run, set()).add(packet["packet_id"])
         elif kind == "rejected":
             self.rejected.setdefault(run, set()).add(msgspec.json.decode(message.data)["stream_seq"])
         elif kind == "notice":
@@ -242,6 +248,7 @@ class Listener:
         for report in reports:
             report.levels = list(self.levels.get(report.run, {}).values())
             report.rejected = len(self.rejected.get(report.run, ()))
+            report.trims = len(self.trims.get(report.run, ()))
             report.compactions = [
                 {
                     "from": receipt["range"]["from"],

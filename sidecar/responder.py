@@ -184,6 +184,7 @@ class Responder:
                 outbox_pending=pending,
                 stream_seq=desk.cursor.stream_seq,
                 trimmed_through=view.course.trimmed_through,
+                packet_id=view.published.shortening_id or UNSET,
             )
             self._still_ours()
             return encode(reply)

@@ -28,6 +28,8 @@ class Published(msgspec.Struct, kw_only=True):
     verdict: str = ""
     packet_id: str = ""
     checkpoint_version: int = 0
+    shortening_id: str = ""
+    """Id of the newest packet that shortened the context: compacted or trimmed."""
 
 
 class ClearedInTail(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,9 @@ class View(msgspec.Struct, kw_only=True):
             verdict=packet.verdict,
             packet_id=packet.packet_id,
             checkpoint_version=version,
+            shortening_id=packet.packet_id
+            if packet.reason in ("compacted", "trimmed")
+            else self.published.shortening_id,
         )
         kept = list(self.packets.items())[-PACKETS_REMEMBERED + 1 :]
         self.packets = dict([*kept, (packet.packet_id, version)])

@@ -191,7 +191,8 @@ def take_sample(
         error = (expected - tokens) / tokens
         _learn_factor(budget, tokens - last.tokens, through.total - last.total)
     if budget.content is not None:
-        covered = budget.content + budget.weigh(through.total - budget.content_total)
+        # Without factors: one learnt from what came lately would be held against everything before it.
+        covered = budget.content + (through.total - budget.content_total).tokens
         _learn_fixed(budget, tokens - covered)
     budget.base, budget.base_total, budget.estimated = tokens, through.total, False
     budget.sample = Sample(tokens, event.model, through.position, through.total)

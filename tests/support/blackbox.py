@@ -184,7 +184,7 @@ class Box:
 
     # --- hearing ----------------------------------------------------------------------------------------
 
-    def of(self, run: str, kind: str, **wanted: Any) -> list[Json]:
+    def of(self, run: str, kind: str, /, **wanted: Any) -> list[Json]:
         """Bodies heard so far of that run and kind whose fields have these values."""
         return [
             item.body
@@ -194,7 +194,7 @@ class Box:
             and all(item.body.get(name) == value for name, value in wanted.items())
         ]
 
-    async def hear(self, run: str, kind: str, number: int = 1, **wanted: Any) -> list[Json]:
+    async def hear(self, run: str, kind: str, number: int = 1, /, **wanted: Any) -> list[Json]:
         """Wait for that many such messages."""
         what = f"{number} {kind} of {run} with {wanted}"
         await eventually(lambda: len(self.of(run, kind, **wanted)) >= number, what)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from support.digests import judged, plain_ledger, request
+from support.tape import Tape, words
 
 from protocol.codec import encode
 from protocol.summary import Exchange, Summary
@@ -25,8 +27,6 @@ from sidecar.core.state import NextAction as Action
 from sidecar.core.validation import decode_summary
 from sidecar.summarizers import FAILURE_REASONS, Summarizer, SummarizerFailure
 from sidecar.summarizers.digest import DigestSummarizer
-from support.digests import judged, plain_ledger, request
-from support.tape import Tape, words
 
 pytestmark = pytest.mark.anyio
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.story import D1, Story
 
 from protocol.codec import encode
 from protocol.content import NextAction
@@ -14,12 +15,12 @@ from sidecar.core.claims import statement_tokens
 from sidecar.core.protected import protected_view
 from sidecar.core.state import Ledger
 from sidecar.core.validation import CHECKS, Limits, SchemaInvalid, Verdict, decode_summary, validate
-from support.story import D1, Story
 
 RAW = "the quick brown fox jumps over the lazy dog while counting all of its own words aloud " * 8
 TEXTS = {
     "event:e-a": "call c-1 bash\n" + '{"command":"pytest tests/unit/test_pump.py"}',
-    "event:e-b": "result c-1 error\nE assert 3.75 == 4.25 in src/pump/valve.py at 1,234,567 commit 0a1b2c3d4e5f",
+    "event:e-b": "result c-1 error\nE assert 3.75 == 4.25 in src/pump/valve.py at 1,234,567 "
+    "commit 0a1b2c3d4e5f",
     "event:e-c": "I mended the pump.",
     "pos:9": "the user said so",
 }

@@ -1,0 +1,129 @@
+"""The daemon, changed from outside so that it dies, or holds still, at one named point of a compaction.
+
+Arguments: point, file to create when it is reached. The daemon's own code knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from sidecar.cli import main
+from sidecar.summarizers.digest import DigestSummarizer
+from sidecar.transport.publisher import LanePublisher
+from storage import units
+from storage.store import Store
+
+MARK = Path(sys.argv[2])
+
+
+def die() -> None:
+    """As kill -9 from outside: nothing runs any more."""
+    MARK.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def hold() -> None:
+    """Never comes back; cancelling works."""
+    MARK.touch()
+    await anyio.sleep_forever()
+
+
+def before_summary() -> None:
+    async def summarize(self: Any, request: Any) -> Any:
+        die()
+
+    DigestSummarizer.summarize = summarize  # type: ignore[method-assign]
+
+
+def after_summary() -> None:
+    original = DigestSummarizer.summarize
+
+    async def summarize(self: Any, request: Any) -> Any:
+        await original(self, request)
+        die()
+
+    DigestSummarizer.summarize = summarize  # type: ignore[method-assign]
+
+
+def in_commit() -> None:
+    """Every row is written, COMMIT is not."""
+    original = units.apply
+
+    def apply(unit: Any, tx: Any) -> Any:
+        result = original(unit, tx)
+        if unit.checkpoint is not None:
+            die()
+        return result
+
+    units.apply = apply
+
+
+def after_commit() -> None:
+    """Committed; nobody was told, nothing is sent."""
+    original: Callable[..., Awaitable[Any]] = Store.commit
+
+    async def commit(self: Any, unit: Any) -> Any:
+        done = await original(self, unit)
+        if unit.checkpoint is not None:
+            die()
+        return done
+
+    Store.commit = commit  # type: ignore[method-assign]
+    hold_output()
+
+
+def hold_output() -> None:
+    """The relay never gets to a compaction's messages before the commit's own task goes on."""
+    original = LanePublisher.publish
+
+    async def publish(self: Any, stream: Any, subject: str, payload: bytes, msg_id: str) -> None:
+        if is_of_compaction(payload):
+            await anyio.sleep_forever()
+        await original(self, stream, subject, payload, msg_id)
+
+    LanePublisher.publish = publish  # type: ignore[method-assign]
+
+
+def after_publish() -> None:
+    """The packet is in the stream, its row is still in the outbox."""
+    original = LanePublisher.publish
+
+    async def publish(self: Any, stream: Any, subject: str, payload: bytes, msg_id: str) -> None:
+        await original(self, stream, subject, payload, msg_id)
+        if is_of_compaction(payload):
+            die()
+
+    LanePublisher.publish = publish  # type: ignore[method-assign]
+
+
+def slow_summary() -> None:
+    async def summarize(self: Any, request: Any) -> Any:
+        await hold()
+
+    DigestSummarizer.summarize = summarize  # type: ignore[method-assign]
+
+
+def is_of_compaction(payload: bytes) -> bool:
+    """Whether this is the packet that a checkpoint's commit sends."""
+    return b'"type":"resume.packet"' in payload and b'"reason":"compacted"' in payload
+
+
+POINTS: dict[str, Callable[[], None]] = {
+    "before_summary": before_summary,
+    "after_summary": after_summary,
+    "in_commit": in_commit,
+    "after_commit": after_commit,
+    "after_publish": after_publish,
+    "slow_summary": slow_summary,
+}
+
+if __name__ == "__main__":
+    POINTS[sys.argv[1]]()
+    main(["run"])
