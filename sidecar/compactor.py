@@ -98,6 +98,9 @@ class Compactor:
                 await self._plan(job)
         except StorageError as error:
             log.warning("compaction given up: storage refuses", run=job.run, error=str(error))
+            hot = self._desk.runs.hot.get(job.run)
+            if hot is not None:
+                policy.given_up(hot.view.course_of(job.mode))
         finally:
             job.settled.set()
             self.running.pop(job.run, None)

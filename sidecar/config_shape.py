@@ -79,7 +79,7 @@ class Budget(Table, frozen=True, kw_only=True):
     critical_at: Share = 0.90
     reserve_tokens: Tokens = 8_000
     keep_recent_tokens: Tokens = 20_000
-    packet_tokens: Annotated[int, Meta(ge=500, le=1_000_000)] = 6_000
+    packet_tokens: Annotated[int, Meta(ge=500, le=1_000_000)] = 8_000
     user_tokens: Tokens = 4_000
     result_tokens: Annotated[int, Meta(ge=50, le=1_000_000)] = 2_000
     min_gain: Annotated[float, Meta(ge=0.10, le=0.95)] = 0.30

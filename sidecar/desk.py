@@ -64,7 +64,7 @@ def budget_settings(config: Config) -> BudgetSettings:
         min_gain=b.min_gain,
         rebuild_every=config.summarizer.rebuild_every,
         max_attempts=config.summarizer.max_attempts,
-        fallback=config.summarizer.fallback == "digest",
+        fallback=config.summarizer.fallback == "digest" and config.summarizer.kind != "digest",
     )
 
 

@@ -17,6 +17,7 @@ from protocol.codec import encode
 from protocol.identifiers import parse_ref
 from protocol.summary import Exchange, Range, SummarizeReply, SummarizeRequest, Summary
 from sidecar.attempts import Attempt, Generated
+from sidecar.core.claims import statement_tokens
 from sidecar.core.exchanges import TailItem
 from sidecar.core.material import event_text, exchange_items, parts
 from sidecar.core.packet import protected_names
@@ -26,7 +27,7 @@ from sidecar.core.validation import Limits, SchemaInvalid, Verdict, decode_summa
 from sidecar.desk import Desk
 from sidecar.summarizers import Summarizer, SummarizerFailure
 
-SUMMARY_SHARE: Final = 0.5
+SUMMARY_SHARE: Final = 0.3
 """Part of the packet's budget that a summary may take; the rest is for what is protected."""
 LEAST_SUMMARY_TOKENS: Final = 400
 INSTRUCTIONS: Final = ""
@@ -159,7 +160,7 @@ class Generation:
         except SchemaInvalid:
             return Verdict(accepted=False, summary=_NO_SUMMARY, violations=("schema_invalid",))
         texts = await self._texts(attempt, candidate, covered)
-        after = bytes_tokens(len(encode(candidate)))
+        after = statement_tokens(candidate)
         verdict = await anyio.to_thread.run_sync(
             lambda: validate(
                 candidate,

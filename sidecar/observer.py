@@ -29,6 +29,7 @@ from sidecar.packets import Packets
 from sidecar.runs import HotRun
 from sidecar.states import state_row
 from sidecar.view import RECENT_LINES
+from storage.errors import StorageError
 from storage.records import OutboxRow
 
 if TYPE_CHECKING:
@@ -230,30 +231,37 @@ class Observer:
     # --- compaction -------------------------------------------------------------------------------------
 
     def _decide(self, run: str, hot: HotRun, item: Incoming, chunk: Chunk) -> bool:
-        desk, view, ledger = self._desk, hot.view, hot.ledger
+        desk = self._desk
         if run in self._compactor.running or item.delivery.stream_seq <= desk.quiet_through:
             return False
-        mode, bypass = desk.config.mode_for(ledger.head.labels)
-        step = policy.decide(
-            ledger, view.budget, view.course_of(mode), desk.budget, mode=mode, bypass=bypass, now=desk.wall()
-        )
-        match step:
-            case policy.Defer(reason=reason, changed=True):
-                chunk.after.append(lambda: desk.metrics.deferred(reason))
-                chunk.outbox.append(
-                    desk.voice.notice(
-                        run, "compaction_deferred", desk.now(), (reason, ledger.head.version), reason=reason
-                    )
-                )
-            case policy.Prepare(trigger=trigger, fallback=fallback):
-                chunk.after.append(partial(self._prepare, run, trigger, fallback))
-                return True
-            case _:
-                pass
+        step = self._step(hot)
+        if isinstance(step, policy.Prepare):
+            chunk.after.append(partial(self._prepare, run, step))
+            return True
+        if isinstance(step, policy.Defer) and step.changed:
+            chunk.after.append(partial(desk.metrics.deferred, step.reason))
+            chunk.outbox.append(self._deferred(run, hot, step))
         return False
 
-    def _prepare(self, run: str, trigger: str, fallback: bool) -> None:
-        self._compactor.prepare(run, trigger, fallback=fallback)
+    def _step(self, hot: HotRun) -> policy.Step:
+        desk = self._desk
+        mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
+        return policy.decide(
+            hot.ledger,
+            hot.view.budget,
+            hot.view.course_of(mode),
+            desk.budget,
+            mode=mode,
+            bypass=bypass,
+            now=desk.wall(),
+        )
+
+    def _deferred(self, run: str, hot: HotRun, step: policy.Defer) -> OutboxRow:
+        key = (step.reason, hot.ledger.head.version)
+        return self._desk.voice.notice(run, "compaction_deferred", self._desk.now(), key, reason=step.reason)
+
+    def _prepare(self, run: str, step: policy.Prepare) -> None:
+        self._compactor.prepare(run, step.trigger, fallback=step.fallback)
 
     async def tick(self) -> None:
         """What time alone changes: patience, back-off, breaker; and the gauges by level. Until cancelled."""
@@ -262,28 +270,29 @@ class Observer:
             await anyio.sleep(_TICK_SECONDS)
             if not desk.caught_up:
                 continue
-            counts: Counter[str] = Counter()
             async with desk.lock:
+                counts: Counter[str] = Counter(
+                    hot.view.budget.level
+                    for hot in desk.runs.hot.values()
+                    if hot.ledger.head.finished is None
+                )
                 for run, hot in list(desk.runs.hot.items()):
-                    head, level = hot.ledger.head, hot.view.budget.level
-                    if head.finished is not None:
-                        continue
-                    counts[level] += 1
-                    if not at_least(level, "compact") or run in self._compactor.running:
-                        continue
-                    mode, bypass = desk.config.mode_for(head.labels)
-                    step = policy.decide(
-                        hot.ledger,
-                        hot.view.budget,
-                        hot.view.course_of(mode),
-                        desk.budget,
-                        mode=mode,
-                        bypass=bypass,
-                        now=desk.wall(),
-                    )
-                    if isinstance(step, policy.Prepare):
-                        self._compactor.prepare(run, step.trigger, fallback=step.fallback)
+                    waiting = at_least(hot.view.budget.level, "compact") and hot.ledger.head.finished is None
+                    if waiting and run not in self._compactor.running:
+                        await self._reconsider(run, hot)
             desk.metrics.levels(desk.lane, counts)
+
+    async def _reconsider(self, run: str, hot: HotRun) -> None:
+        """Decide again because time has passed; hold the lock."""
+        step = self._step(hot)
+        if isinstance(step, policy.Prepare):
+            self._prepare(run, step)
+        elif isinstance(step, policy.Defer) and step.changed:
+            self._desk.metrics.deferred(step.reason)
+            try:
+                await self._desk.commit(touched=[run], outbox=[self._deferred(run, hot, step)])
+            except StorageError as error:
+                log.warning("deferral not told: storage refuses", run=run, error=str(error))
 
     # --- the stream as a whole ---------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from protocol.codec import encode
 from protocol.content import NextAction
 from protocol.summary import Exchange, Statement, SummarizeRequest, Summary
 from sidecar.core.claims import Rules, Sources, holds_secret, looks_raw
-from sidecar.core.excerpt import clip, cut_at_sentence, first_sentence, plain
-from sidecar.core.findings import FileRead, Finding, findings
+from sidecar.core.excerpt import clip, cut_at_sentence, plain
+from sidecar.core.findings import FileRead, Finding, findings, spoken
 from sidecar.core.tokens import BYTES_PER_TOKEN
 
 VERSION: Final = "1"
@@ -211,9 +211,9 @@ def _section(chosen: Iterable[_Candidate], section: str) -> tuple[Statement, ...
 def _narrative(request: SummarizeRequest, found: Sequence[Finding], rules: Rules, room: int) -> str:
     """Where the conversation stood, in two quoted sentences at most."""
     sentences: list[str] = []
-    for label, role in (("Last user message", "user"), ("Last word of the agent", "assistant")):
+    for label, role in (("Last user message", "user"), ("Last message of the agent", "assistant")):
         last = next((item for item in reversed(request.exchanges) if item.role == role), None)
-        quote = first_sentence(last.text) if last is not None else ""
+        quote = spoken(last.text) if last is not None else ""
         if quote:
             sentences.append(f"{label}: {json.dumps(quote, ensure_ascii=False)}.")
     if not sentences and request.previous is not None:

@@ -109,17 +109,20 @@ def findings(items: Sequence[Exchange]) -> list[Finding]:
     return [finding for _, finding in found]
 
 
+def spoken(text: str) -> str:
+    """The first sentences of a message, as many as fit into a quote."""
+    return cut_at_sentence(plain(text[:_LOOKED_AT]), NOTE_CHARS) or first_sentence(text)
+
+
 def _said(item: Exchange, ref: str) -> Finding | None:
     if item.role == "user":
         quote = clip(plain(item.text[:_LOOKED_AT]), NOTE_CHARS)
-    else:
-        quote = cut_at_sentence(plain(item.text[:_LOOKED_AT]), NOTE_CHARS) or first_sentence(item.text)
-    if not quote:
-        return None
-    if item.role == "user":
-        return Finding(section="observations", text=f"the user wrote {_q(quote)}", refs=(ref,), rank=40)
+        told = Finding(section="observations", text=f"the user wrote {_q(quote)}", refs=(ref,), rank=40)
+        return told if quote else None
     if item.role == "assistant":
-        return Finding(section="inferences", text=f"the agent wrote {_q(quote)}", refs=(ref,), rank=25)
+        quote = spoken(item.text)
+        told = Finding(section="inferences", text=f"the agent wrote {_q(quote)}", refs=(ref,), rank=25)
+        return told if quote else None
     return None
 
 
@@ -173,16 +176,13 @@ def _subject(
         tool, command = command, ""
     if command:
         return "command", clip(command, SUBJECT_CHARS)
-    if path:
-        subject = clip(path, SUBJECT_CHARS)
-        if _WRITES.search(tool):
-            return "write", subject
-        return (
-            ("read", subject) if _READS.search(tool) and not _first(fields, _QUERIES) else ("other", subject)
-        )
     query = _first(fields, _QUERIES)
+    if path and _WRITES.search(tool):
+        return "write", clip(path, SUBJECT_CHARS)
     if query:
         return "search", clip(query, SUBJECT_CHARS)
+    if path:
+        return ("read" if _READS.search(tool) else "other"), clip(path, SUBJECT_CHARS)
     return "other", clip(plain(raw[:1_000]), SUBJECT_CHARS) if fields or arguments is None else ""
 
 
@@ -256,7 +256,9 @@ def _how(call: _Call) -> tuple[str, int]:
             line = line if _TELLING.search(line) else ""
         if call.kind == "search":
             return (f"ok, {_q(line)}" if line else "ok"), 20
-        return (f"ok, {_q(line)}" if line else "ok"), 40 if line else 30
+        if not line:
+            return "ok", 30 if call.kind == "command" else 15
+        return f"ok, {_q(line)}", 40
     if call.status in ("none", "pending"):
         return "no result recorded", 45
     line = call.conclusion or error_line(call.output, 120)

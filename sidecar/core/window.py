@@ -28,7 +28,7 @@ class BudgetSettings(Struct, frozen=True, kw_only=True):
     critical_at: float = 0.90
     reserve_tokens: int = 8_000
     keep_recent_tokens: int = 20_000
-    packet_tokens: int = 6_000
+    packet_tokens: int = 8_000
     user_tokens: int = 4_000
     result_tokens: int = 2_000
     min_gain: float = 0.30

@@ -24,7 +24,7 @@ _SECOND: Final = 1_000_000_000
 NOT_FOUND: Final = 10059
 _NAME_IN_USE: Final = 10058
 _OVERLAP: Final = 10065
-MAX_PER_SUBJECT: Final = 1_000_000
+MAX_PER_SUBJECT: Final = 100_000_000
 """A stream that refuses new messages per subject needs a number; this one is a run's messages on one
 channel.
 """

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.links import eventually, linked
 
 from sidecar import embedded_nats as module
 from sidecar.embedded_nats import EmbeddedServerError, embedded_nats, find_binary
+from support.links import eventually, linked
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.storage_rows import LANE, TENANT, Messages, commit, opened, outgoing, run_row
 
 from storage import AlreadyOpen, Cursor, StorageBusy, StorageCorrupt, StorageError, StorageFull, Store
+from support.storage_rows import LANE, TENANT, Messages, commit, opened, outgoing, run_row
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.links import linked
-from support.nats_server import NatsServer
 
 from protocol import subjects
 from sidecar.transport.blobs import Blobs
 from sidecar.transport.errors import Unavailable
 from sidecar.transport.inventory import purge, subjects_held
 from sidecar.transport.topology import ensure_streams
+from support.links import linked
+from support.nats_server import NatsServer
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,6 @@ from contextlib import ExitStack, suppress
 
 import anyio
 import pytest
-from support.links import eventually, linked
-from support.nats_server import NatsServer, free_port
 
 from protocol import subjects
 from sidecar.transport.errors import ApiError, Fenced, Unavailable
@@ -18,6 +16,8 @@ from sidecar.transport.ownership import LaneClaim
 from sidecar.transport.publisher import LanePublisher
 from sidecar.transport.pump import Pump
 from sidecar.transport.topology import ensure_streams
+from support.links import eventually, linked
+from support.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.anyio
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.links import States, eventually, linked, settings
-from support.nats_server import NatsServer, free_port
 
 from sidecar.transport.errors import Denied, NoResponders, Refused, TimedOut, TooLarge, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.session import Session
+from support.links import States, eventually, linked, settings
+from support.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.anyio
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
-from support.links import linked
-from support.nats_server import NatsServer
 
 from sidecar.transport.errors import NoResponders, TimedOut
 from sidecar.transport.jetstream import Link
 from sidecar.transport.micro import AskAnswer, Handler, serve_asks
+from support.links import linked
+from support.nats_server import NatsServer
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,6 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from support.links import eventually, linked
-from support.nats_server import NatsServer
 
 from protocol import subjects
 from protocol.handoff import LaneEpoch
@@ -21,6 +19,8 @@ from sidecar.transport.ownership import LaneClaim
 from sidecar.transport.publisher import LanePublisher
 from sidecar.transport.topology import ensure_streams
 from sidecar.transport.writes import last_message
+from support.links import eventually, linked
+from support.nats_server import NatsServer
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from support.links import eventually, linked
-from support.nats_server import NatsServer
 
 from protocol import subjects
 from sidecar.transport.errors import ApiError, Conflict, Fenced, StreamFull, TooLarge, Unavailable
@@ -18,6 +16,8 @@ from sidecar.transport.ownership import LaneClaim
 from sidecar.transport.publisher import LanePublisher, publish_inbound
 from sidecar.transport.topology import ensure_streams
 from sidecar.transport.writes import store, stream_of
+from support.links import eventually, linked
+from support.nats_server import NatsServer
 
 pytestmark = pytest.mark.anyio
 

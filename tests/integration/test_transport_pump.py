@@ -8,12 +8,12 @@ from typing import Any
 
 import anyio
 import pytest
-from support.links import eventually, linked
-from support.nats_server import NatsServer
 
 from sidecar.transport.errors import ApiError, Refused, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.pump import Delivery, Pump
+from support.links import eventually, linked
+from support.nats_server import NatsServer
 
 pytestmark = pytest.mark.anyio
 

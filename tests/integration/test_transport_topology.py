@@ -7,13 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
-from support.links import linked
-from support.nats_server import NatsServer
 
 from protocol import subjects
 from sidecar.transport.errors import Refused
 from sidecar.transport.topology import covers, ensure_streams
 from sidecar.transport.writes import last_message, store
+from support.links import linked
+from support.nats_server import NatsServer
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.storage_rows import LANE, TENANT, Messages, commit, opened, run_row
 
 from storage import SchemaTooNew, StorageError, Store
 from storage.schema import APPLICATION_ID, Migration, migrate, migrations
+from support.storage_rows import LANE, TENANT, Messages, commit, opened, run_row
 
 pytestmark = pytest.mark.anyio
 

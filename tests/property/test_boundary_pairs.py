@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.digests import judged, plain_ledger, request
-from support.tape import SETTINGS, Tape
 
 from protocol.codec import encode
 from sidecar.core.boundary import Cut, choose_cut, exchanges, stable_positions
@@ -21,6 +19,8 @@ from sidecar.core.material import item_tokens, parts
 from sidecar.core.state import ConstraintItem, Forbids, Ledger
 from sidecar.core.trimming import trim_plan
 from sidecar.core.validation import decode_summary
+from support.digests import judged, plain_ledger, request
+from support.tape import SETTINGS, Tape
 
 QUICK = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -184,6 +184,16 @@ class DaemonProcess:
 
         await eventually(is_ready, "readiness", seconds)
 
+    async def owning(self, seconds: float = 30.0) -> None:
+        """Wait until it owns its lane and has read everything: a stand-by is ready as well."""
+
+        async def owns() -> bool:
+            return await self.metric("lanes_owned") == 1
+
+        await self.ready(seconds)
+        await eventually(owns, "ownership of the lane", seconds)
+        await self.ready(seconds)
+
     async def unready(self, condition: str, seconds: float = 60.0) -> str:
         """Wait until it is not ready because of this condition; the reason it gives."""
         found: list[str] = []
@@ -206,7 +216,9 @@ class DaemonProcess:
                 continue
             series, _, value = line.rpartition(" ")
             named, _, rest = series.partition("{")
-            if named == f"watchkeeper_{name}" and all(f'{key}="{label}"' in rest for key, label in labels.items()):
+            if named == f"watchkeeper_{name}" and all(
+                f'{key}="{label}"' in rest for key, label in labels.items()
+            ):
                 total += float(value)
         return total
 

@@ -94,7 +94,7 @@ class Left:
         value: list[dict[str, Any]] = self.told["receipts"]
         return value
 
-    def sent(self, kind: str, **wanted: Any) -> list[dict[str, Any]]:
+    def sent(self, kind: str, /, **wanted: Any) -> list[dict[str, Any]]:
         """What was published of this kind whose fields have these values, in order."""
         bodies = [item.body for item in self.outbound if item.kind == kind]
         return [body for body in bodies if all(body.get(name) == value for name, value in wanted.items())]
@@ -199,10 +199,7 @@ def prove_output(left: Left) -> None:
     for kind, name in (("packet", "packet_id"), ("receipt", "receipt_id"), ("notice", "notice_id")):
         ids = Counter(body[name] for body in left.sent(kind))
         assert [name for name, count in ids.items() if count > 1] == []
-    announced = [
-        packet["checkpoint"]["id"]
-        for packet in left.sent("packet", reason="compacted")
-    ]
+    announced = [packet["checkpoint"]["id"] for packet in left.sent("packet", reason="compacted")]
     assert announced == [row.checkpoint_id for row in left.checkpoints]
     epochs = [item.body["epoch"] for item in left.outbound]
     assert epochs == sorted(epochs)

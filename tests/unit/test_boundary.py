@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.tape import Tape, words
 
 from sidecar.core.boundary import Cut, Exchange, NoCut, choose_cut, exchanges, recent_from, stable_positions
 from sidecar.core.trimming import Trimming, trim_plan
+from support.tape import Tape, words
 
 
 def spans(tape: Tape, **fields: list[str]) -> list[tuple[int, int]]:

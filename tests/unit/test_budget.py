@@ -6,11 +6,11 @@ import copy
 
 import msgspec
 import pytest
-from support.story import event
-from support.tape import SETTINGS, Tape, words
 
 from sidecar.core.budget import Budget, BudgetSettings, expect, level_of, took_up, usable
 from sidecar.core.tokens import IMAGE_TOKENS, Estimate, estimate, text_tokens
+from support.story import event
+from support.tape import SETTINGS, Tape, words
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ DEFAULTS = {
     "budget.critical_at": 0.90,
     "budget.reserve_tokens": 8000,
     "budget.keep_recent_tokens": 20000,
-    "budget.packet_tokens": 6000,
+    "budget.packet_tokens": 8000,
     "budget.user_tokens": 4000,
     "budget.result_tokens": 2000,
     "budget.min_gain": 0.30,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.digests import judged, plain_ledger, request
-from support.tape import Tape, words
 
 from protocol.codec import encode
 from protocol.summary import Exchange, Summary
@@ -27,6 +25,8 @@ from sidecar.core.state import NextAction as Action
 from sidecar.core.validation import decode_summary
 from sidecar.summarizers import FAILURE_REASONS, Summarizer, SummarizerFailure
 from sidecar.summarizers.digest import DigestSummarizer
+from support.digests import judged, plain_ledger, request
+from support.tape import Tape, words
 
 pytestmark = pytest.mark.anyio
 
@@ -192,7 +192,7 @@ def test_repeated_work_counts_once_and_reads_share_a_statement() -> None:
     ("tool", "arguments", "expected"),
     [
         ("shell", {"command": ["bash", "-lc", "ls"]}, 'ran "bash -lc ls": ok'),
-        ("grep", {"pattern": "limit", "path": "src"}, 'called grep with "src": ok'),
+        ("grep", {"pattern": "limit", "path": "src"}, 'searched with grep for "limit": ok'),
         ("grep", {"pattern": "limit"}, 'searched with grep for "limit": ok'),
         ("str_replace_editor", {"command": "view", "path": "a/b.py"}, 'read "a/b.py"'),
         ("Write", {"file_path": "a/b.py", "content": "x" * 5_000}, 'Write changed "a/b.py": ok'),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from support.story import D1, D2, Story
 
 from protocol.asks import AskAuthorize
 from protocol.errors import AskRefused
 from sidecar.core import gate
 from sidecar.core.globs import matches
+from support.story import D1, D2, Story
 
 
 @pytest.fixture

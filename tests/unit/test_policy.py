@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.tape import SETTINGS, Tape, words
 
 from sidecar.core import policy
 from sidecar.core.budget import BudgetSettings
 from sidecar.core.course import Course
 from sidecar.core.policy import Compact, Defer, Ineffective, Nothing, Prepare, Trim
 from sidecar.core.state import Call, Gap, Head, Ledger, ModelInfo, Operation
+from support.tape import SETTINGS, Tape, words
 
 NOW = 1_000.0
 

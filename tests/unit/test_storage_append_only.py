@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
 from support.storage_rows import Messages, checkpoint, commit, opened
 
 pytestmark = pytest.mark.anyio

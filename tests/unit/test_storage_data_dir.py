@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.storage_rows import Messages, commit, opened
 
 import storage
 from storage import (
@@ -25,6 +24,7 @@ from storage import (
     set_aside,
 )
 from storage.errors import translate
+from support.storage_rows import Messages, commit, opened
 
 pytestmark = pytest.mark.anyio
 

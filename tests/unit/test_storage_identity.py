@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.storage_rows import LANE, TENANT, Messages, commit, opened
 
 from storage import schema
 from storage.identity import SIGN, Identity, identity_key
 from storage.segments import Compaction, load
+from support.storage_rows import LANE, TENANT, Messages, commit, opened
 
 pytestmark = pytest.mark.anyio
 

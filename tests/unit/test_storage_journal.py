@@ -8,12 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.storage_rows import LANE, TENANT, Messages, commit, opened, run_row, unit
 
 from storage import Cursor, OutOfOrder, StorageConflict, StoredId, schema
 from storage.journal import MARK_EVERY
 from storage.transaction import Transaction
 from storage.units import apply
+from support.storage_rows import LANE, TENANT, Messages, commit, opened, run_row, unit
 
 pytestmark = pytest.mark.anyio
 

@@ -5,18 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.storage_rows import (
-    LANE,
-    TENANT,
-    Messages,
-    attempt,
-    checkpoint,
-    commit,
-    opened,
-    outgoing,
-    receipt,
-    run_row,
-)
 
 from storage import (
     Adoption,
@@ -28,6 +16,18 @@ from storage import (
     StoredItem,
     StoredOutbox,
     TombstoneRow,
+)
+from support.storage_rows import (
+    LANE,
+    TENANT,
+    Messages,
+    attempt,
+    checkpoint,
+    commit,
+    opened,
+    outgoing,
+    receipt,
+    run_row,
 )
 
 pytestmark = pytest.mark.anyio

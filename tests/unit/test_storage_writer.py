@@ -8,6 +8,8 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+
+from storage import Cursor, ItemRow, SearchRow, Stale, StorageClosed, StorageFull, Store, TombstoneRow
 from support.storage_rows import (
     LANE,
     TENANT,
@@ -21,8 +23,6 @@ from support.storage_rows import (
     run_row,
     unit,
 )
-
-from storage import Cursor, ItemRow, SearchRow, Stale, StorageClosed, StorageFull, Store, TombstoneRow
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.story import D1, Story
 
 from protocol.codec import encode
 from protocol.content import NextAction
@@ -15,6 +14,7 @@ from sidecar.core.claims import statement_tokens
 from sidecar.core.protected import protected_view
 from sidecar.core.state import Ledger
 from sidecar.core.validation import CHECKS, Limits, SchemaInvalid, Verdict, decode_summary, validate
+from support.story import D1, Story
 
 RAW = "the quick brown fox jumps over the lazy dog while counting all of its own words aloud " * 8
 TEXTS = {
