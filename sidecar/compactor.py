@@ -180,7 +180,8 @@ class Compactor:
             hot.view.trimmed(plan)
             built = await self._packets.build(job.run, "trimmed")
             hot.view.note_packet(built.packet)
-            await desk.commit(touched=[job.run], outbox=[self._packets.row(built.packet)])
+            said = self._packets.choice_notice(hot, hot.view, built)
+            await desk.commit(touched=[job.run], outbox=[self._packets.row(built.packet), *said])
             desk.metrics.trimmed()
             self._packets.count(built)
 
@@ -334,6 +335,7 @@ class Compactor:
         )
         view.last_attempt = attempt.attempt_id
         view.note_packet(built.packet)
+        said = self._packets.choice_notice(hot, view, built)
         for code in generated.verdict.violations:
             view.violations[code] = view.violations.get(code, 0) + 1
         hot.view = view
@@ -342,7 +344,7 @@ class Compactor:
             "applied", None, used, figures.used_after, generated=generated, built=built, checkpoint=row
         )
         message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
-        outbox = [*([state] if state is not None else []), self._packets.row(built.packet), message]
+        outbox = [*([state] if state is not None else []), self._packets.row(built.packet), message, *said]
         try:
             await desk.commit(
                 touched=[job.run],

@@ -268,6 +268,10 @@ class Metrics:
         if act and code in EFFECT_PREVENTED_CODES:
             self._count("duplicate_effects_prevented_total")
 
+    def prevented(self) -> None:
+        """A dispatch was recognised as the repetition of an effect."""
+        self._count("duplicate_effects_prevented_total")
+
     def retrieved(self, verb: str, status: str, count: int = 1) -> None:
         """Pieces of evidence asked for, by what was found."""
         self._count("retrievals_total", verb, status, by=count)

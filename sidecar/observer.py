@@ -15,7 +15,16 @@ import anyio
 import structlog
 
 from protocol.codec import digest
-from protocol.events import Event, GapDeclared, Message, RunPaused, RunResumed, type_of
+from protocol.events import (
+    Event,
+    GapDeclared,
+    Message,
+    OperationDispatched,
+    RunPaused,
+    RunResumed,
+    ToolCalled,
+    type_of,
+)
 from protocol.handoff import Recent
 from sidecar.core import policy
 from sidecar.core.budget import LEVELS, Observed, at_least, observe
@@ -38,6 +47,9 @@ if TYPE_CHECKING:
     from sidecar.responder import Responder
 
 _TICK_SECONDS = 1.0
+
+_OF_THE_AGENT = frozenset({"authorization.requested", "run.resumed", "usage.reported", "boundary.marked"})
+"""Types that are no news to the agent whatever channel they come on."""
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +86,8 @@ class Observer:
                 chunk.after.append(lambda touched=touched, began=began: self._deadlines.watch(touched, began))  # type: ignore[misc]
             if touched != run:
                 chunk.after.append(lambda touched=touched: self._packets.mark(touched, "changed"))  # type: ignore[misc]
+        if item.channel != "event" and name not in _OF_THE_AGENT and not outcome.ignored:
+            view.changed_by_others_at = head.version
         if view.unproven_before:
             self._prove(hot, event, outcome)
         self._say(run, hot, outcome, item, chunk)
@@ -141,6 +155,8 @@ class Observer:
     def _violation(self, run: str, code: str, refs: tuple[str, ...], item: Incoming, chunk: Chunk) -> None:
         desk = self._desk
         chunk.after.append(lambda: desk.metrics.violation(code))
+        if code == "repeated_operation" and isinstance(item.event, OperationDispatched | ToolCalled):
+            chunk.after.append(desk.metrics.prevented)
         if chunk.said.setdefault((run, code), 0) >= 10:
             return
         chunk.said[run, code] += 1
@@ -205,6 +221,7 @@ class Observer:
             event,
             packets=view.packets,
             checkpoint_version=view.course.checkpoint_version,
+            changed_by_others_at=view.changed_by_others_at,
             missing_artifacts=view.missing_artifacts,
         )
         for code in faults:

@@ -20,6 +20,7 @@ from protocol.summary import Summary
 from sidecar.core.packet import BudgetFigures, Built, PacketInputs, build_packet
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
+from sidecar.runs import HotRun
 from sidecar.view import View
 from storage.errors import StorageError
 from storage.records import CheckpointRow, OutboxRow
@@ -160,6 +161,25 @@ class Packets:
             payload=encode(packet),
         )
 
+    def choice_notice(self, hot: HotRun, view: View, built: Built) -> list[OutboxRow]:
+        """Note in the view how the packet was made to fit; the notice that says so, if that is news."""
+        news = built.choice is not None and view.choice != built.choice
+        view.choice = built.choice
+        if not news:
+            return []
+        desk = self._desk
+        desk.metrics.chose(str(built.choice))
+        return [
+            desk.voice.notice(
+                hot.ledger.head.run,
+                "choice",
+                desk.now(),
+                (built.choice, built.packet.ledger_version),
+                choice=built.choice,
+                reason="what must survive does not fit the packet's budget",
+            )
+        ]
+
     def count(self, built: Built) -> None:
         """Metrics of a packet that was committed."""
         self._desk.metrics.packet(built.packet.verdict, built.tokens)
@@ -209,20 +229,7 @@ class Packets:
             same = said.protected_digest == packet.protected_digest and said.verdict == packet.verdict
             if same and reason == "changed":
                 return
-            outbox = [self.row(packet)]
-            if built.choice is not None and view.choice != built.choice:
-                desk.metrics.chose(built.choice)
-                outbox.append(
-                    desk.voice.notice(
-                        run,
-                        "choice",
-                        desk.now(),
-                        (built.choice, packet.ledger_version),
-                        choice=built.choice,
-                        reason="what must survive does not fit the packet's budget",
-                    )
-                )
-            view.choice = built.choice
+            outbox = [self.row(packet), *self.choice_notice(hot, view, built)]
             view.note_packet(packet)
             await desk.commit(touched=[run], outbox=outbox)
             self.count(built)

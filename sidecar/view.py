@@ -49,8 +49,10 @@ class View(msgspec.Struct, kw_only=True):
     shadow: Course = msgspec.field(default_factory=Course)
     """Of the shadow chain, which never touches the agent."""
     published: Published = msgspec.field(default_factory=Published)
-    packets: dict[str, int] = {}
-    """Ids of the newest packets published → the checkpoint version each stood on."""
+    packets: dict[str, tuple[int, int]] = {}
+    """Ids of the newest packets published → the checkpoint version and ledger version each stood on."""
+    changed_by_others_at: int = 0
+    """Ledger version at which an authority or the clock last said something that may change the protected part."""
     since: dict[str, float] = {}
     """``operation/<id>``, ``call/<event id>``, ``gap/<id>``, ``approval/<id>`` → broker time (s) at which it
     began; an approval: at which it expires."""
@@ -89,7 +91,7 @@ class View(msgspec.Struct, kw_only=True):
             else self.published.shortening_id,
         )
         kept = list(self.packets.items())[-PACKETS_REMEMBERED + 1 :]
-        self.packets = dict([*kept, (packet.packet_id, version)])
+        self.packets = dict([*kept, (packet.packet_id, (version, packet.ledger_version))])
 
     def course_of(self, mode: str) -> Course:
         """The course of the chain that a run in this mode has."""

@@ -18,18 +18,24 @@ def resume_faults(
     run: str,
     event: RunResumed,
     *,
-    packets: Mapping[str, int],
+    packets: Mapping[str, tuple[int, int]],
     checkpoint_version: int,
+    changed_by_others_at: int = 0,
     missing_artifacts: Collection[str] = (),
 ) -> list[str]:
     """Codes of what is wrong with this resumption, worst first; empty when all is well.
 
-    ``packets``: ids of packets published lately → the checkpoint version each stood on (0: none);
-    ``checkpoint_version``: of the newest checkpoint. Call after the event was folded.
+    ``packets``: ids of packets published lately → the checkpoint version (0: none) and ledger version each
+    stood on; ``checkpoint_version``: of the newest checkpoint; ``changed_by_others_at``: ledger version at
+    which something other than the agent last changed what is protected. Call after the event was folded.
     """
     ledger = runs[run]
     found: list[str] = []
-    if event.packet_id is not None and packets.get(event.packet_id, checkpoint_version) < checkpoint_version:
+    newest = (checkpoint_version, ledger.head.version)
+    stood_on, version = packets.get(event.packet_id or "", newest)
+    if event.ledger_version is not None:
+        version = min(version, event.ledger_version)
+    if stood_on < checkpoint_version or version < changed_by_others_at:
         found.append("stale_packet")
     released = family.released(runs, run)
     if event.policy_version is not None and released is not None and event.policy_version != released:

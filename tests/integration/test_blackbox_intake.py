@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from tests.support.blackbox import (
@@ -218,43 +217,15 @@ ACCEPTED: list[tuple[str, Json]] = [
 ]
 
 
-TYPES = set(
-    [
-        "run.started",
-        "run.paused",
-        "run.finished",
-        "run.resumed",
-        "context.replaced",
-        "task.changed",
-        "model.changed",
-        "message",
-        "tool.called",
-        "tool.returned",
-        "usage.reported",
-        "step.changed",
-        "input.pinned",
-        "constraint.set",
-        "constraint.lifted",
-        "decision.made",
-        "question.opened",
-        "question.answered",
-        "operation.declared",
-        "operation.dispatched",
-        "operation.settled",
-        "operation.reconciled",
-        "approval.requested",
-        "approval.resolved",
-        "artifact.saved",
-        "artifact.withdrawn",
-        "evidence.recorded",
-        "policy.released",
-        "policy.loaded",
-        "boundary.marked",
-        "child.spawned",
-        "child.returned",
-        "gap.accepted",
-    ]
-)
+TYPES = {
+    *("run.started", "run.paused", "run.finished", "run.resumed", "context.replaced", "task.changed"),
+    *("model.changed", "message", "tool.called", "tool.returned", "usage.reported", "step.changed"),
+    *("input.pinned", "constraint.set", "constraint.lifted", "decision.made", "question.opened"),
+    *("question.answered", "operation.declared", "operation.dispatched", "operation.settled"),
+    *("operation.reconciled", "approval.requested", "approval.resolved", "artifact.saved"),
+    *("artifact.withdrawn", "evidence.recorded", "policy.released", "policy.loaded", "boundary.marked"),
+    *("child.spawned", "child.returned", "gap.accepted"),
+}
 """Of the wire protocol, section 1."""
 
 
@@ -570,19 +541,8 @@ async def test_every_answer_stands_in_its_own_stream_unfenced(box: Box) -> None:
     assert "Nats-Expected-Last-Subject-Sequence" not in found[0][2]
 
 
-async def metric(box: Box, name: str, **labels: str) -> float:
-    async with httpx.AsyncClient() as http:
-        text = (await http.get(f"http://{box.daemon.listening}/metrics")).text
-    total = 0.0
-    for line in text.splitlines():
-        match = re.fullmatch(rf"watchkeeper_{name}(?:\{{(.*)\}})? (\S+)", line)
-        if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
-            total += float(match[2])
-    return total
-
-
 async def test_at_most_sixty_a_minute_are_answered_and_all_are_counted(box: Box) -> None:
-    before = await metric(box, "events_rejected_total", code="malformed")
+    before = await box.metric("events_rejected_total", code="malformed")
     run = await box.start()
     # Two minutes at most can be touched by a burst of this size; what is answered tells how many were.
     sequences = [await box.send(run, b"noise %d" % number) for number in range(200)]
@@ -602,7 +562,7 @@ async def test_at_most_sixty_a_minute_are_answered_and_all_are_counted(box: Box)
 
 
 async def _all_counted(box: Box, wanted: float) -> bool:
-    return await metric(box, "events_rejected_total", code="malformed") == wanted
+    return await box.metric("events_rejected_total", code="malformed") == wanted
 
 
 async def _drained(box: Box, run: str) -> bool:
@@ -616,15 +576,15 @@ async def _minute_of(box: Box, sequence: int) -> str:
 
 
 async def test_what_came_is_counted_by_type_and_duplicates_beside_it(box: Box) -> None:
-    before = await metric(box, "events_total", type="boundary.marked")
-    twice = await metric(box, "events_duplicate_total")
+    before = await box.metric("events_total", type="boundary.marked")
+    twice = await box.metric("events_duplicate_total")
     run = await box.start()
     mark = event("boundary.marked", kind="other")
     for _ in range(3):
         await box.send(run, mark)
     await box.status(run)
-    assert await metric(box, "events_total", type="boundary.marked") == before + 1
-    assert await metric(box, "events_duplicate_total") == twice + 2
+    assert await box.metric("events_total", type="boundary.marked") == before + 1
+    assert await box.metric("events_duplicate_total") == twice + 2
 
 
 async def test_a_stormy_mixture_leaves_the_good_ones_in_order(box: Box) -> None:

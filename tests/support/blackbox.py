@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import msgspec
 import nats
 from nats.aio.client import Client
@@ -212,6 +214,22 @@ class Box:
     async def connect(self) -> Client:
         """Another connection; close it yourself."""
         return await nats.connect(self.url)
+
+    # --- operating --------------------------------------------------------------------------------------
+
+    async def get(self, path: str) -> httpx.Response:
+        """One page of the admin port."""
+        async with httpx.AsyncClient() as http:
+            return await http.get(f"http://{self.daemon.listening}{path}")
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of the series of that name (without the prefix) that carry these labels."""
+        total = 0.0
+        for line in (await self.get("/metrics")).text.splitlines():
+            match = re.fullmatch(rf"watchkeeper_{name}(?:\{{(.*)\}})? (\S+)", line)
+            if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
+                total += float(match[2])
+        return total
 
 
 async def stored(js: JetStreamContext, stream: str, subject: str) -> list[tuple[int, bytes, dict[str, str]]]:

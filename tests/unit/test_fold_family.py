@@ -172,3 +172,12 @@ def test_members_are_the_whole_family(story: Story) -> None:
     story.start(run="elsewhere")
     for run in ("r", "c", "g", "x"):
         assert [ledger.head.run for ledger in family.members(story.runs, run)] == ["r", "c", "g", "x"]
+
+
+def test_an_authoritys_task_stands_against_a_late_spawn() -> None:
+    story = Story()
+    story.start()
+    story.start(run="c", parent_run="r")
+    story.authority("task.changed", run="c", reason="r", goal="the real goal")
+    story.tell("child.spawned", child_run="c", task="theirs")
+    assert story.ledger("c").task.goal == "the real goal"

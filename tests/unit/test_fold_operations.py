@@ -358,3 +358,33 @@ def test_payload_digest_of_an_operation_named_by_its_approval(story: Story) -> N
     story.grant("ap", digest=D2, operation_id="op")
     story.declare("op", payload_digest=D1)
     assert story.code("op") == "payload_mismatch"
+
+
+@pytest.mark.parametrize("by", ["evidence", "result"])
+def test_what_came_late_proves_no_outcome(by: str) -> None:
+    story = Story()
+    story.start(session="s", seq=1)
+    unknown(story)
+    story.tell("tool.called", call_id="c", tool="t", arguments={}, session="s", seq=2)
+    story.tell("message", role="assistant", content="x", session="s", seq=4)
+    if by == "evidence":
+        fields = {"evidence_id": "seen", "claim": "c", "kind": "observed", "source": "x"}
+        story.tell("evidence.recorded", session="s", seq=3, **fields)
+        ref = "evidence:seen"
+    else:
+        story.tell("tool.returned", call_id="c", status="ok", content="", id_="res", session="s", seq=3)
+        ref = "event:res"
+    story.tell("operation.reconciled", operation_id="op", state="failed", evidence=ref)
+    assert story.state("op") == "unknown"
+
+
+def test_a_declaration_that_comes_after_the_run_uses_the_approval_up() -> None:
+    story = Story(approval_kinds=("deploy",))
+    story.start()
+    story.grant("ap", digest=D1)
+    story.tell("operation.dispatched", operation_id="a")
+    story.declare("b", payload_digest=D1)
+    assert story.code("b") == "ok"
+    story.declare("a", payload_digest=D1)
+    assert story.ledger().items["operation"]["a"].used_approval == "ap"
+    assert story.code("b") == "approval_consumed"

@@ -325,3 +325,23 @@ def test_records_belong_on_their_channel(story: Story) -> None:
     assert fold(story.lane, story.runs, "r", told, Origin("event")).rejection is not None
     told = event("run.paused", reason="x")
     assert fold(story.lane, story.runs, "r", told, Origin("record")).rejection is not None
+
+
+def test_a_gap_is_closed_on_its_own_channel_only(story: Story) -> None:
+    say(story, 4)
+    for seq in (3, 4):
+        story.authority("message", role="user", content="x", session="s1", seq=seq)
+    channels = sorted((gap.channel, gap.first, gap.through) for gap in story.ledger().items["gap"].values())
+    assert channels == [("authority", 1, 2), ("event", 2, 3)]
+    assert say(story, 2) == ["late_event"]
+    channels = sorted((gap.channel, gap.first, gap.through) for gap in story.ledger().items["gap"].values())
+    assert channels == [("authority", 1, 2), ("event", 3, 3)]
+
+
+def test_the_first_session_that_speaks_is_the_current_one() -> None:
+    story = Story()
+    say(story, None, "s1")
+    assert say(story, None, "s2") == ["foreign_session"]
+    story.start()
+    assert story.ledger().head.session == "s1"
+    assert say(story, None, None) == []

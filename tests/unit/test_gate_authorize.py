@@ -325,3 +325,9 @@ def test_an_unknown_parent_permits_nothing() -> None:
     story.declare("op", run="c")
     del story.runs["r"]
     assert story.code("op", run="c") == "run_paused"
+
+
+def test_only_the_nonessential_is_postponed(story: Story) -> None:
+    story.declare("mail", kind="mail")
+    ask = AskAuthorize(operation_id="mail", dry_run=True)
+    assert gate.look(story.lane, story.runs, "r", ask, postpone=True).code == "ok"
