@@ -77,7 +77,6 @@ class Intake:
         self._desk = desk
         self._observer = observer
         self._minute: dict[str, tuple[int, int]] = {}
-        self._lane_stored = b""
 
     async def take(self, deliveries: Sequence[Delivery]) -> None:
         """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory."""
@@ -158,7 +157,7 @@ class Intake:
         chunk.touched |= desk.runs.join_families(chunk.touched)
         chunk.outbox.extend(await self._observer.states(chunk.states))
         lane_state = desk.runs.lane_bytes()
-        if lane_state != self._lane_stored:
+        if lane_state != desk.runs.lane_stored:
             chunk.meta[lane_key(desk.tenant, desk.lane)] = lane_state
         await desk.commit(
             touched=chunk.touched,
@@ -167,7 +166,7 @@ class Intake:
             cursor=Cursor(stream_seq=last.stream_seq, stream_created=desk.cursor.stream_created),
             meta=chunk.meta,
         )
-        self._lane_stored = lane_state
+        desk.runs.lane_stored = lane_state
         for tell in chunk.after:
             tell()
         return index

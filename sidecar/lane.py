@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 import anyio
-import msgspec
 import structlog
 
 from protocol import subjects
@@ -19,6 +18,7 @@ from protocol.errors import ProtocolError
 from protocol.events import Settings, SettingsApplied
 from sidecar.compactor import Compactor
 from sidecar.config import Config
+from sidecar.core.state import Lane
 from sidecar.deadlines import Deadlines
 from sidecar.desk import Desk, fold_settings_of
 from sidecar.generation import Generation
@@ -313,12 +313,8 @@ async def _settings(desk: Desk, publisher: LanePublisher) -> None:
     stored = await desk.store.meta(lane_key(desk.tenant, desk.lane))
     first = await _applied(await publisher.get_first(subject))
     newest = await _applied(await publisher.get_last(subject))
-    if stored is not None:
-        desk.runs.lane = decode_lane(stored)
-    else:
-        desk.runs.lane = msgspec.structs.replace(
-            desk.runs.lane, settings=first if first is not None else wanted
-        )
+    # Before the first settings of the stream, the first ones hold.
+    desk.runs.begin(decode_lane(stored) if stored is not None else Lane(settings=first or wanted))
     if newest == wanted:
         return
     at = datetime.fromisoformat(desk.now_text())

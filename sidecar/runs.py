@@ -49,10 +49,17 @@ class Runs:
         self.ledgers: dict[str, state.Ledger] = {}
         self._absent: set[str] = set()
         self.lane = state.Lane(settings=Settings())
-        """The lane's own fold state; set before the first message is folded."""
+        """The lane's own fold state; set by ``begin`` before the first message is folded."""
+        self.lane_stored = b""
+        """The same as of the newest commit."""
+
+    def begin(self, lane: state.Lane) -> None:
+        """Start the fold with this lane state; it counts as stored."""
+        self.lane = lane
+        self.lane_stored = self.lane_bytes()
 
     def lane_bytes(self) -> bytes:
-        """The lane's fold state as stored."""
+        """The lane's fold state as it is stored."""
         return msgspec.msgpack.encode(self.lane)
 
     async def load(self, names: Iterable[str]) -> None:
@@ -155,6 +162,8 @@ class Runs:
 
     def discard(self) -> None:
         """Forget everything in memory: what was folded was not committed."""
+        if self.lane_stored:
+            self.lane = msgspec.msgpack.decode(self.lane_stored, type=state.Lane)
         self.hot.clear()
         self.ledgers.clear()
         self._absent.clear()

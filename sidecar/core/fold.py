@@ -157,8 +157,8 @@ def note_rejected(
 ) -> Violation | None:
     """Take note of a message that was rejected before the fold: its code, if a violation of the run, counts.
 
-    With ``channel``, ``session`` and ``seq`` its number counts as come, so that a message which was refused and answered
-    does not look like one that was lost.
+    With ``channel``, ``session`` and ``seq`` its number counts as come, so that a message which was refused and
+    answered does not look like one that was lost.
     """
     if channel in ("event", "authority") and session is not None and seq is not None and seq > 0:
         _, gap = sessions.note_number(ledger, channel, session, seq)

@@ -5,6 +5,8 @@ never a mix, and what was committed is published once.
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,43 @@ UNCOMMITTED = ("before_summary", "after_summary", "in_commit")
 COMMITTED = ("after_commit", "after_publish")
 
 
-async def died(link: Link, daemon: DaemonProcess, point: str) -> Left:
-    """Play until the daemon has killed itself at the point; what is there then."""
-    with anyio.fail_after(120):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(player(link).feed, voyage_events())
-            await daemon.reached()
-            code = await daemon.ended()
-            tasks.cancel_scope.cancel()
-    assert code == -9, daemon.log
-    return await gather(link, daemon.data_dir, RUN)
+@asynccontextmanager
+async def dying_at(point: str, server: NatsServer, folder: Path) -> AsyncIterator[tuple[Left, Voyage]]:
+    """What a daemon that killed itself at the point has left, while the agent's side of the replay waits."""
+    with DaemonProcess(server.url, folder) as daemon:
+        daemon.start_doomed(point)
+        async with linked(server.url) as link:
+            voyage = Voyage(daemon, link)
+            with anyio.fail_after(200):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(voyage.feed)
+                    await daemon.reached()
+                    assert await daemon.ended() == -9, daemon.log
+                    yield await gather(link, daemon.data_dir, RUN), voyage
+                    tasks.cancel_scope.cancel()
+
+
+class Voyage:
+    """The replay's side: it goes on as soon as there is a daemon again."""
+
+    def __init__(self, daemon: DaemonProcess, link: Link) -> None:
+        self.daemon = daemon
+        self._link = link
+        self._replay = player(link)
+        self._over = anyio.Event()
+
+    async def feed(self) -> None:
+        await self._replay.feed(voyage_events())
+        self._over.set()
+
+    async def sail_on(self) -> Left:
+        """Start an ordinary daemon on the same disk, play to the end, stop it; what is left."""
+        self.daemon.start()
+        await self._over.wait()
+        await self._replay.finish()
+        left = await gather(self._link, self.daemon.data_dir, RUN)
+        assert await self.daemon.stopped() == 0, self.daemon.log
+        return left
 
 
 async def packets_waiting(daemon: DaemonProcess) -> list[dict[str, Any]]:
@@ -45,33 +74,18 @@ async def packets_waiting(daemon: DaemonProcess) -> list[dict[str, Any]]:
     return [packet for packet in packets if packet["reason"] == "compacted"]
 
 
-async def sail_on(link: Link, daemon: DaemonProcess) -> Left:
-    """Start an ordinary daemon on the same disk and play everything, from the first event on; what is left."""
-    daemon.start()
-    with anyio.fail_after(120):
-        replay = player(link)
-        await replay.feed(voyage_events())
-        await replay.finish()
-    left = await gather(link, daemon.data_dir, RUN)
-    assert await daemon.stopped() == 0, daemon.log
-    return left
-
-
 @pytest.mark.parametrize("point", UNCOMMITTED)
 async def test_killed_before_the_commit_it_has_the_old_checkpoint_and_an_interrupted_attempt(
     point: str, calm: Left, tmp_path: Path
 ) -> None:
-    with NatsServer() as server, DaemonProcess(server.url, tmp_path / "daemon") as daemon:
-        daemon.start_doomed(point)
-        async with linked(server.url) as link:
-            before = await died(link, daemon, point)
+    with NatsServer() as server:
+        async with dying_at(point, server, tmp_path) as (before, voyage):
             assert before.checkpoints == []
             assert before.told["compaction"]["covers_through"] == 0
             (attempt,) = before.open_attempts
             assert before.receipts == []
             assert before.sent("packet", reason="compacted") == []
-
-            after = await sail_on(link, daemon)
+            after = await voyage.sail_on()
 
     first, second = after.receipts[:2]
     assert first["attempt_id"] == attempt.attempt_id
@@ -88,35 +102,27 @@ async def test_killed_before_the_commit_it_has_the_old_checkpoint_and_an_interru
 async def test_killed_after_the_commit_it_has_the_new_checkpoint_and_sends_its_packet_once(
     point: str, calm: Left, tmp_path: Path
 ) -> None:
-    with NatsServer() as server, DaemonProcess(server.url, tmp_path / "daemon") as daemon:
-        daemon.start_doomed(point)
-        async with linked(server.url) as link:
-            before = await died(link, daemon, point)
+    with NatsServer() as server:
+        async with dying_at(point, server, tmp_path) as (before, voyage):
             (checkpoint,) = before.checkpoints
             course = before.told["compaction"]
-            assert (course["checkpoint_id"], course["covers_through"]) == (
-                checkpoint.checkpoint_id,
-                checkpoint.covers_through,
-            )
+            assert course["checkpoint_id"] == checkpoint.checkpoint_id
+            assert course["covers_through"] == checkpoint.covers_through
             assert before.open_attempts == []
             (receipt,) = before.receipts
             assert (receipt["outcome"], receipt["checkpoint_id"]) == ("applied", checkpoint.checkpoint_id)
-            assert before.outbox > 0
-            waiting = await packets_waiting(daemon)
-            (told,) = waiting
-            assert before.sent("packet", reason="compacted") == (
-                [told] if point == "after_publish" else []
-            )
-
-            after = await sail_on(link, daemon)
+            (waiting,) = await packets_waiting(voyage.daemon)
+            sent = before.sent("packet", reason="compacted")
+            assert sent == ([waiting] if point == "after_publish" else [])
+            after = await voyage.sail_on()
 
     announced = [
         packet
         for packet in after.sent("packet", reason="compacted")
         if packet["checkpoint"]["id"] == checkpoint.checkpoint_id
     ]
-    assert announced == waiting
-    assert [row.checkpoint_id for row in after.checkpoints][0] == checkpoint.checkpoint_id
+    assert announced == [waiting]
+    assert after.checkpoints[0].checkpoint_id == checkpoint.checkpoint_id
     prove_whole(after, published(voyage_events()))
     assert after.digest == calm.digest
     assert comparable(after) == comparable(calm)
