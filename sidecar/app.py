@@ -38,6 +38,7 @@ from storage.store import Store
 
 _RETRY_SECONDS = 1.0
 _PATIENCE_SECONDS = 5.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = structlog.get_logger(__name__)
 
@@ -185,17 +186,21 @@ async def running(config: Config) -> AsyncIterator[Daemon]:
 
 
 async def _signals(daemon: Daemon, scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
-        async for number in received:
-            if number == signal.SIGHUP:
-                daemon.reload()
-            elif daemon.stop.is_set():
-                log.warning("second signal: stopping without draining")
-                scope.cancel()
-            else:
-                log.info("draining", signal=signal.Signals(number).name)
-                daemon.stop.set()
-                scope.deadline = anyio.current_time() + daemon.config.drain.seconds + 5
+    with anyio.open_signal_receiver(*_SIGNALS) as received:
+        try:
+            async for number in received:
+                if number == signal.SIGHUP:
+                    daemon.reload()
+                elif daemon.stop.is_set():
+                    log.warning("second signal: stopping without draining")
+                    scope.cancel()
+                else:
+                    log.info("draining", signal=signal.Signals(number).name)
+                    daemon.stop.set()
+                    scope.deadline = anyio.current_time() + daemon.config.drain.seconds + 5
+        finally:
+            # The work is over: one more signal, while the interpreter ends, must not look like a crash.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 async def serve(config: Config, with_embedded_nats: bool = False) -> int:

@@ -7,6 +7,7 @@ No decision about runs is taken here.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from enum import StrEnum
 from importlib import resources
@@ -75,6 +76,8 @@ def run(
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="How much to log.")] = None,
 ) -> None:
     """Run the daemon until SIGTERM or SIGINT, then drain."""
+    # Until the daemon listens for signals itself there is nothing to drain, and leaving is no failure.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(int(ExitCode.CLEAN)))
     from sidecar.app import serve
 
     loaded = _load(config, {} if log_level is None else {"logs.level": log_level.value})
@@ -190,13 +193,14 @@ def schema() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; every expected failure is one line on stderr."""
-    from sidecar.failures import explain
-
     try:
         app(arguments, standalone_mode=True)
     except SystemExit:
         raise
     except BaseException as error:
+        # Not at the top: it knows every part of the daemon, which `--help` need not load.
+        from sidecar.failures import explain
+
         code, line = _refused(error) or explain(error)
         if code is None:
             raise

@@ -221,3 +221,16 @@ _TYPES: dict[str, Any] = {
         for name, kind in get_type_hints(struct, include_extras=True).items()
     },
 }
+
+
+def allowed(key: str) -> str:
+    """What a key may hold, in the words a wrong value is refused with."""
+    if key == "rules":
+        return "a list of tables {labels, mode, bypass}"
+    if key not in _READERS:
+        return _allowed(_TYPES[key])
+    try:
+        _READERS[key](Given(0, "", lenient=False))
+    except Refused as refused:
+        return str(refused)
+    raise AssertionError(f"{key} takes a number")

@@ -7,6 +7,7 @@ relay, answer and compact until told to stop or until another owner has taken th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 import anyio
@@ -32,6 +33,7 @@ from sidecar.recovery import adopt_states, drop_unsent
 from sidecar.relay import Relay
 from sidecar.responder import Responder
 from sidecar.runs import Runs
+from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
 from sidecar.transport.errors import Fenced, TransportError, Unavailable
 from sidecar.transport.jetstream import Link
@@ -46,6 +48,7 @@ from storage.store import Store
 _NEXT_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
 _STORAGE_RETRY_SECONDS = 1.0
+_RELEASE_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -145,47 +148,53 @@ class LaneService:
             await self._serve(desk, publisher, claim, stop)
         finally:
             if stop.is_set():
-                with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                    await claim.release()
+                await self._release(claim)
 
     async def _serve(self, desk: Desk, publisher: LanePublisher, claim: LaneClaim, stop: anyio.Event) -> None:
         await _settings(desk, publisher)
-        packets = Packets(desk)
-        generation = Generation(desk, *build_summarizers(desk.config))
-        compactor = Compactor(desk, packets, generation)
+        parts = assemble(desk, publisher, build_summarizers(desk.config))
         if desk.taken_over:
             log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
             await drop_unsent(desk)
-        await compactor.close_interrupted()
-        deadlines = Deadlines(desk, publisher)
-        responder = Responder(desk, publisher, packets, compactor)
-        relay = Relay(desk, publisher)
-        observer = Observer(desk, packets, compactor, deadlines, responder)
-        intake = Intake(desk, observer)
+        await parts.compactor.close_interrupted()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(claim.renew_forever)
-            tasks.start_soon(relay.run)
-            tasks.start_soon(compactor.run)
+            tasks.start_soon(parts.relay.run)
+            tasks.start_soon(parts.compactor.run)
             async with anyio.create_task_group() as working:
-                working.start_soon(packets.run)
-                working.start_soon(deadlines.run)
-                working.start_soon(observer.tick)
-                working.start_soon(serve_asks, self._link, desk.tenant, desk.lane, responder.answer)
-                reader = _Reader(desk, self._link, publisher, intake)
+                working.start_soon(parts.packets.run)
+                working.start_soon(parts.deadlines.run)
+                working.start_soon(parts.observer.tick)
+                working.start_soon(serve_asks, self._link, desk.tenant, desk.lane, parts.responder.answer)
+                reader = _Reader(desk, self._link, publisher, parts.intake)
 
                 async def caught_up() -> None:
                     if desk.taken_over:
-                        await adopt_states(desk, self._link, publisher, packets)
-                    await observer.caught_up()
+                        await adopt_states(desk, self._link, publisher, parts.packets)
+                    await parts.observer.caught_up()
 
-                working.start_soon(reader.run, observer.stream_gap, caught_up)
+                working.start_soon(reader.run, parts.observer.stream_gap, caught_up)
                 await stop.wait()
                 working.cancel_scope.cancel()
             # Draining: nothing is read or asked any more; what is committed still goes out.
-            await compactor.abandon()
-            await observer.drained()
-            await relay.drained(self._config.drain.seconds)
+            await parts.compactor.abandon()
+            await parts.observer.drained()
+            await parts.relay.drained(self._config.drain.seconds)
             tasks.cancel_scope.cancel()
+
+    async def _release(self, claim: LaneClaim) -> None:
+        """Give the lane up over the connection there is; for another one nobody waits, the lease ends too."""
+        generation = self._link.generation
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_SECONDS):
+            async with anyio.create_task_group() as tasks:
+
+                async def give_up() -> None:
+                    await self._link.wait_lost(generation)
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(give_up)
+                await claim.release()
+                tasks.cancel_scope.cancel()
 
     async def _unless(self, stop: anyio.Event, action: Callable[[], Awaitable[int]]) -> int | None:
         """The action's result, or ``None`` if ``stop`` came first."""
@@ -200,6 +209,39 @@ class LaneService:
             result = await action()
             tasks.cancel_scope.cancel()
         return result
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts that serve one lane."""
+
+    packets: Packets
+    compactor: Compactor
+    deadlines: Deadlines
+    responder: Responder
+    relay: Relay
+    observer: Observer
+    intake: Intake
+
+
+def assemble(
+    desk: Desk, publisher: LanePublisher, summarizers: tuple[Summarizer, Summarizer | None]
+) -> Parts:
+    """The parts wired to each other; nothing of them runs yet. ``summarizers``: the one asked, its fallback."""
+    packets = Packets(desk)
+    compactor = Compactor(desk, packets, Generation(desk, *summarizers))
+    deadlines = Deadlines(desk, publisher)
+    responder = Responder(desk, publisher, packets, compactor)
+    observer = Observer(desk, packets, compactor, deadlines, responder)
+    return Parts(
+        packets=packets,
+        compactor=compactor,
+        deadlines=deadlines,
+        responder=responder,
+        relay=Relay(desk, publisher),
+        observer=observer,
+        intake=Intake(desk, observer),
+    )
 
 
 class _Reader:

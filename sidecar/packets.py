@@ -194,7 +194,9 @@ class Packets:
             self._wake = anyio.Event()
             now = self._desk.mono()
             waiting = False
-            for run, reason in list(self._dirty.items()):
+            for run in list(self._dirty):
+                # Read now: while another run's packet was built a stronger reason may have come.
+                reason = self._dirty[run]
                 if reason == "changed" and self._due.get(run, now) > now:
                     waiting = True
                     continue

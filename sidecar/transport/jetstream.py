@@ -81,6 +81,8 @@ class Link:
                     continue
                 except Unavailable as trouble:
                     self.reason = trouble.reason
+                    if self.generation == failures == 0:
+                        log.warning("nats_not_reached_yet", reason=trouble.reason[:300])
                     if self.generation > 0 or time.monotonic() - began >= self._settings.start_timeout:
                         self._report(False, trouble.reason)
                     failures += 1

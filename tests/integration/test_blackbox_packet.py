@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -678,7 +679,7 @@ async def test_what_says_nothing_new_is_not_published(box: Box) -> None:
     final = await box.packet(run)
     await box.hear(run, "packet", protected_digest=final["protected_digest"])
     seen = [(item["protected_digest"], item["verdict"]) for item in box.of(run, "packet")]
-    assert all(one != other for one, other in zip(seen, seen[1:], strict=False))
+    assert all(one != other for one, other in itertools.pairwise(seen))
 
 
 async def test_messages_out_are_fenced_and_named_once(box: Box) -> None:

@@ -146,10 +146,8 @@ class DaemonProcess:
 
     def said(self, event: str | None = None) -> list[dict[str, Any]]:
         """Entries of the log, all or those of this event; lines that are none are left out."""
-        entries = []
-        for line in self.log.splitlines(keepends=True):
-            if line.startswith("{") and line.endswith("\n"):
-                entries.append(json.loads(line))
+        lines = self.log.splitlines(keepends=True)
+        entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [entry for entry in entries if event is None or entry["event"] == event]
 
     @property

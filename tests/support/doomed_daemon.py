@@ -1,4 +1,4 @@
-"""The daemon, changed from outside so that it dies, or holds still, at one named point of a compaction.
+"""The daemon, changed from outside so that it dies, or holds still, at one named point.
 
 Arguments: point, file to create when it is reached. The daemon's own code knows nothing of this.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from sidecar.cli import main
+from sidecar import cli
 from sidecar.summarizers.digest import DigestSummarizer
 from sidecar.transport.publisher import LanePublisher
 from storage import units
@@ -110,6 +110,18 @@ def slow_summary() -> None:
     DigestSummarizer.summarize = summarize  # type: ignore[method-assign]
 
 
+def signalled_early() -> None:
+    """SIGTERM arrives when the command has begun and the daemon does not listen for signals yet."""
+    original = cli.load_config
+
+    def load_config(*args: Any, **named: Any) -> Any:
+        MARK.touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **named)
+
+    cli.load_config = load_config
+
+
 def is_of_compaction(payload: bytes) -> bool:
     """Whether this is the packet that a checkpoint's commit sends."""
     return b'"type":"resume.packet"' in payload and b'"reason":"compacted"' in payload
@@ -122,8 +134,9 @@ POINTS: dict[str, Callable[[], None]] = {
     "after_commit": after_commit,
     "after_publish": after_publish,
     "slow_summary": slow_summary,
+    "signalled_early": signalled_early,
 }
 
 if __name__ == "__main__":
     POINTS[sys.argv[1]]()
-    main(["run"])
+    cli.main(["run"])

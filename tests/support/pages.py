@@ -1,0 +1,177 @@
+"""The tables of README.md and deploy/reference.md that are printed from the code.
+
+A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. A test compares; to write them
+anew: ``python tests/support/pages.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, get_args
+
+from protocol.asks import AuthorizeCode
+from sidecar.config import PREFIX as VARIABLE_PREFIX
+from sidecar.config_shape import KEYS, TABLES, Config
+from sidecar.config_values import allowed
+from sidecar.core import transitions
+from sidecar.core.validation import CHECKS, Check
+from sidecar.metric_labels import RESUME_CODES, RUN_CODES
+from sidecar.metric_surface import PREFIX, SURFACE
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+PAGES: Final = (ROOT / "README.md", ROOT / "deploy" / "reference.md")
+
+RUN_MEANINGS: Final = {
+    "history_gap": ("an event number is missing, or the stream lost messages", "`authorize` denies, boundary waits; once declared, verdict `pause`"),
+    "duplicate_conflict": ("the same event id with other bytes", "the first stands; the second is answered on `.rejected`"),
+    "sequence_conflict": ("one event number used by two events", "both are folded"),
+    "orphan_result": ("a tool result without an open call", "kept as evidence"),
+    "duplicate_call": ("a call id that is still open is used again", "both calls stay open"),
+    "illegal_transition": ("a step the state machine does not have", "nothing changes, except that evidence that an operation ran always counts"),
+    "repeated_operation": ("an idempotency key that is pending, done or of unknown outcome is used again", "`authorize` denies"),
+    "unauthorized_write": ("an operation ran that `authorize` would have denied", "it is `pending` or `unknown` from then on, never harmless"),
+    "expired_approval_used": ("an operation ran under an approval that had expired", "as above"),
+    "self_approval": ("the agent tried to grant what only an authority may", "answered on `.rejected`, nothing is granted"),
+    "foreign_session": ("an event of a session that is over", "kept, moves nothing; evidence that an operation ran counts"),
+    "late_event": ("an event came after its gap was given up", "folded where it came; sets no current value"),
+    "contract_conflict": ("a second `run.started` says another contract", "the first stands"),
+}
+RESUME_MEANINGS: Final = {
+    "stale_packet": "a newer checkpoint, or protected content changed by someone else, was not in the packet",
+    "policy_mismatch": "another policy version than the released one was loaded",
+    "first_action_mismatch": "the first action is not the ledger's next action",
+    "artifact_missing": "an artifact that the cut range names was never saved",
+    "ledger_version_mismatch": "the agent names a ledger version that does not exist",
+}
+AUTHORIZE_MEANINGS: Final = {
+    "unknown_operation": "declare it first",
+    "run_finished": "the run is over",
+    "run_paused": "wait for whoever paused it",
+    "history_gap": "wait for the missing event, or for an authority to accept the gap",
+    "already_succeeded": "do not repeat it",
+    "already_failed": "declare a new operation with the same key",
+    "in_flight": "it was dispatched and has no outcome yet: wait",
+    "outcome_unknown": "find out what happened, then `operation.reconciled`",
+    "policy_stale": "load the released policy",
+    "out_of_scope": "the scope or the list of tools does not hold it",
+    "constraint_forbids": "an active constraint or the policy forbids it",
+    "approval_missing": "request an approval that names this operation",
+    "approval_pending": "wait for the authority",
+    "approval_denied": "the authority said no",
+    "approval_expired": "request a new one",
+    "approval_revoked": "the authority took it back",
+    "approval_consumed": "its uses are spent: request a new one",
+    "payload_mismatch": "what was approved is not what would be done",
+    "postponed": "nonessential, and the protected part is too large for the window now",
+    "ok": "do it now, once; the approval is used up by this answer",
+}
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; a bar inside a cell is escaped."""
+    names = list(head)
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def configuration() -> str:
+    """One table per table of the file."""
+    default = Config()
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for key in KEYS:
+        group = key.partition(".")[0] if "." in key else ""
+        value = default.value(key)
+        shown = "" if value is None else ", ".join(value) if isinstance(value, tuple) else str(value)
+        variable = VARIABLE_PREFIX + key.upper().replace(".", "__")
+        row = (f"`{key}`", f"`{variable}`", f"`{shown}`" if shown else "–", allowed(key))
+        groups.setdefault(group, []).append(row)
+    parts = []
+    for group, rows in groups.items():
+        doc = (TABLES[group].__doc__ or "").strip() if group else "The keys without a table."
+        title = f"**`[{group}]`** " if group else ""
+        words = " ".join(doc.split())
+        parts.append(f"{title}{words}\n\n" + table(("key", "variable", "default", "allowed"), rows))
+    return "\n".join(parts)
+
+
+def metrics() -> str:
+    """Every metric of the surface."""
+    rows = [
+        (f"`{PREFIX}{name}`", declared.kind, ", ".join(f"`{label}`" for label in declared.names) or "–", declared.text)
+        for name, declared in SURFACE.items()
+    ]
+    rows.append((f"`{PREFIX}build_info`", "gauge", "`version`, `python`, `sqlite`", "What is running."))
+    return table(("metric", "kind", "labels", "what it counts"), rows)
+
+
+def _then(check: Check) -> str:
+    if check.level == "statement":
+        return "the statement is removed; more than a fifth removed: rejected"
+    return "rejected; the old checkpoint stays"
+
+
+def candidate() -> str:
+    """What a summary must pass before it may replace history."""
+    return table(
+        ("code", "severity", "what it catches", "what happens then"),
+        ((f"`{check.code}`", check.severity, check.meaning, _then(check)) for check in CHECKS.values()),
+    )
+
+
+def run_checks() -> str:
+    """What is watched while a run goes on."""
+    return table(
+        ("code", "what it catches", "what happens then"),
+        ((f"`{code}`", *RUN_MEANINGS[code]) for code in RUN_CODES),
+    )
+
+
+def resume_checks() -> str:
+    """What is compared when an agent resumes."""
+    return table(
+        ("code", "what it catches"), ((f"`{code}`", RESUME_MEANINGS[code]) for code in RESUME_CODES)
+    )
+
+
+def authorize() -> str:
+    """The answers of ``authorize`` in their order."""
+    return table(
+        ("answer", "what to do"), ((f"`{code}`", AUTHORIZE_MEANINGS[code]) for code in get_args(AuthorizeCode))
+    )
+
+
+def states() -> str:
+    """The ledger's state machines."""
+    return transitions.render()
+
+
+TABLES_OF_PAGES: Final[dict[str, Callable[[], str]]] = {
+    "configuration": configuration,
+    "metrics": metrics,
+    "candidate": candidate,
+    "run": run_checks,
+    "resume": resume_checks,
+    "authorize": authorize,
+    "states": states,
+}
+_MARKED = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+def marked(page: str) -> dict[str, str]:
+    """Name of each marked table → what stands there."""
+    return {
+        found[2]: found[0][len(found[1]) : -len(found[3])].strip("\n") for found in _MARKED.finditer(page)
+    }
+
+
+def renewed(page: str) -> str:
+    """The page with each marked table printed anew. Raises KeyError for a name that does not exist."""
+    return _MARKED.sub(lambda found: f"{found[1]}\n{TABLES_OF_PAGES[found[2]]()}\n{found[3]}", page)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(renewed(path.read_text()))
