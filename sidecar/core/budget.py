@@ -176,6 +176,7 @@ def _set_model(budget: Budget, model: Model) -> bool:
     budget.max_output = model.max_output_tokens
     if changed:
         budget.report_model, budget.other_models = "", 0
+        budget.reweigh()
     return changed
 
 

@@ -99,6 +99,8 @@ class Budget(Struct, kw_only=True):
     """Reports less the estimate of what they cover: the smallest few seen."""
     ratios: dict[str, tuple[float, ...]] = {}
     """``<model>|<kind>`` → the newest ratios of reported to estimated tokens."""
+    weights: tuple[float, ...] = (1.0,) * len(KINDS)
+    """``factor`` of each kind for the present model, in the order of ``KINDS``: asked for at every event."""
     report_model: str = ""
     other_models: int = 0
     unknown_through: int = 0
@@ -125,7 +127,14 @@ class Budget(Struct, kw_only=True):
 
     def weigh(self, amount: Estimate) -> int:
         """An estimate in the provider's tokens, by the factors learnt."""
-        return round(sum(amount.of(kind) * self.factor(kind) for kind in KINDS if amount.of(kind)))
+        prose, data, reasoning, image = self.weights
+        return round(
+            amount.prose * prose + amount.data * data + amount.reasoning * reasoning + amount.image * image
+        )
+
+    def reweigh(self) -> None:
+        """Take over what the ratios say for the present model; call when either changed."""
+        self.weights = tuple(self.factor(kind) for kind in KINDS)
 
     def scale(self) -> float:
         """The factor over all content seen since the history was last replaced; 1.0 for none."""
@@ -282,6 +291,7 @@ def _learn_factor(budget: Budget, reported: int, amount: Estimate) -> None:
     while len(ratios) > _MODELS_REMEMBERED:
         del ratios[next(iter(ratios))]
     budget.ratios = ratios
+    budget.reweigh()
 
 
 def _learn_fixed(budget: Budget, difference: int) -> None:

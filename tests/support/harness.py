@@ -185,15 +185,17 @@ class Harness:
         self.lives += 1
         self.fault = None
         store = await Store.open(self.folder)
-        async with store, anyio.create_task_group() as tasks:
-            await tasks.start(store.run_writer)
-            life = Life(self, store)
-            await life.begin()
-            for part in (life.parts.relay, life.parts.compactor):
-                tasks.start_soon(part.run)
-            await anyio.lowlevel.checkpoint()
-            yield life
-            tasks.cancel_scope.cancel()
+        async with store, anyio.create_task_group() as background:
+            await background.start(store.run_writer)
+            async with anyio.create_task_group() as tasks:
+                life = Life(self, store)
+                await life.begin()
+                for part in (life.parts.relay, life.parts.compactor):
+                    tasks.start_soon(part.run)
+                await anyio.lowlevel.checkpoint()
+                yield life
+                tasks.cancel_scope.cancel()
+            background.cancel_scope.cancel()
 
     # --- what left --------------------------------------------------------------------------------------
 
@@ -333,6 +335,13 @@ class Life:
         answer = await self.ask("compact", run, reason=reason)
         await self.settled()
         return answer
+
+    async def publish(self, run: str = "r") -> None:
+        """What the pace of publishing would do: a packet if it says something new; a refused commit waits."""
+        try:
+            await self.parts.packets.publish(run, "changed")
+        except StorageFull:
+            self.refused += 1
 
     # --- looking ----------------------------------------------------------------------------------------
 

@@ -24,17 +24,38 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PAGES: Final = (ROOT / "README.md", ROOT / "deploy" / "reference.md")
 
 RUN_MEANINGS: Final = {
-    "history_gap": ("an event number is missing, or the stream lost messages", "`authorize` denies, boundary waits; once declared, verdict `pause`"),
-    "duplicate_conflict": ("the same event id with other bytes", "the first stands; the second is answered on `.rejected`"),
+    "history_gap": (
+        "an event number is missing, or the stream lost messages",
+        "`authorize` denies, boundary waits; once declared, verdict `pause`",
+    ),
+    "duplicate_conflict": (
+        "the same event id with other bytes",
+        "the first stands; the second is answered on `.rejected`",
+    ),
     "sequence_conflict": ("one event number used by two events", "both are folded"),
     "orphan_result": ("a tool result without an open call", "kept as evidence"),
     "duplicate_call": ("a call id that is still open is used again", "both calls stay open"),
-    "illegal_transition": ("a step the state machine does not have", "nothing changes, except that evidence that an operation ran always counts"),
-    "repeated_operation": ("an idempotency key that is pending, done or of unknown outcome is used again", "`authorize` denies"),
-    "unauthorized_write": ("an operation ran that `authorize` would have denied", "it is `pending` or `unknown` from then on, never harmless"),
+    "illegal_transition": (
+        "a step the state machine does not have",
+        "nothing changes, except that evidence that an operation ran always counts",
+    ),
+    "repeated_operation": (
+        "an idempotency key that is pending, done or of unknown outcome is used again",
+        "`authorize` denies",
+    ),
+    "unauthorized_write": (
+        "an operation ran that `authorize` would have denied",
+        "it is `pending` or `unknown` from then on, never harmless",
+    ),
     "expired_approval_used": ("an operation ran under an approval that had expired", "as above"),
-    "self_approval": ("the agent tried to grant what only an authority may", "answered on `.rejected`, nothing is granted"),
-    "foreign_session": ("an event of a session that is over", "kept, moves nothing; evidence that an operation ran counts"),
+    "self_approval": (
+        "the agent tried to grant what only an authority may",
+        "answered on `.rejected`, nothing is granted",
+    ),
+    "foreign_session": (
+        "an event of a session that is over",
+        "kept, moves nothing; evidence that an operation ran counts",
+    ),
     "late_event": ("an event came after its gap was given up", "folded where it came; sets no current value"),
     "contract_conflict": ("a second `run.started` says another contract", "the first stands"),
 }
@@ -85,6 +106,7 @@ def configuration() -> str:
         group = key.partition(".")[0] if "." in key else ""
         value = default.value(key)
         shown = "" if value is None else ", ".join(value) if isinstance(value, tuple) else str(value)
+        shown = shown.lower() if isinstance(value, bool) else shown
         variable = VARIABLE_PREFIX + key.upper().replace(".", "__")
         row = (f"`{key}`", f"`{variable}`", f"`{shown}`" if shown else "–", allowed(key))
         groups.setdefault(group, []).append(row)
@@ -100,7 +122,12 @@ def configuration() -> str:
 def metrics() -> str:
     """Every metric of the surface."""
     rows = [
-        (f"`{PREFIX}{name}`", declared.kind, ", ".join(f"`{label}`" for label in declared.names) or "–", declared.text)
+        (
+            f"`{PREFIX}{name}`",
+            declared.kind,
+            ", ".join(f"`{label}`" for label in declared.names) or "–",
+            declared.text,
+        )
         for name, declared in SURFACE.items()
     ]
     rows.append((f"`{PREFIX}build_info`", "gauge", "`version`, `python`, `sqlite`", "What is running."))
@@ -131,15 +158,14 @@ def run_checks() -> str:
 
 def resume_checks() -> str:
     """What is compared when an agent resumes."""
-    return table(
-        ("code", "what it catches"), ((f"`{code}`", RESUME_MEANINGS[code]) for code in RESUME_CODES)
-    )
+    return table(("code", "what it catches"), ((f"`{code}`", RESUME_MEANINGS[code]) for code in RESUME_CODES))
 
 
 def authorize() -> str:
     """The answers of ``authorize`` in their order."""
     return table(
-        ("answer", "what to do"), ((f"`{code}`", AUTHORIZE_MEANINGS[code]) for code in get_args(AuthorizeCode))
+        ("answer", "what to do"),
+        ((f"`{code}`", AUTHORIZE_MEANINGS[code]) for code in get_args(AuthorizeCode)),
     )
 
 
