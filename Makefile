@@ -13,7 +13,7 @@ if $(BIN)/python -m pip --version >/dev/null 2>&1; \
 	else $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --editable $(1); fi
 endef
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint pages clean
 
 $(BIN)/python:
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "Watchkeeper needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -41,6 +41,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Tables of README.md and deploy/reference.md that are printed from the code.
+pages: $(VENV)/.dev
+	$(BIN)/python tests/support/pages.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,1 @@
+"""The daemon: reads the stream, keeps the ledger, compacts, answers, publishes. Decisions are in ``core``."""

@@ -46,10 +46,14 @@ class Job:
     ledger: Ledger
     budget: Budget
     course: policy.Course
+    ancestors: dict[str, Ledger] = field(default_factory=dict)
+    """Of the same moment: their constraints and policy hold for the run."""
     reason: str = ""
     settled: anyio.Event = field(default_factory=anyio.Event)
     """Set once it is known whether an attempt starts."""
     attempt_id: str = ""
+    attempt: Attempt | None = None
+    """The same, once it is open."""
     deferred: str = ""
 
     @property

@@ -106,7 +106,8 @@ def replay(
 
     for file in files:
         if not file.is_file():
-            raise Refusal(ExitCode.USAGE, f"{file}: no such file; give transcript files to replay")
+            what = "is a folder" if file.is_dir() else "no such file"
+            raise Refusal(ExitCode.USAGE, f"{file}: {what}; give transcript files to replay")
     loaded = _load(config, {"logs.level": "warning"})
     logs.configure("warning", loaded.logs.format)
     try:

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from protocol.codec import digest, encode
 from sidecar.attempts import Attempt, Ending, Generated, Job, receipt, receipt_rows
-from sidecar.core import policy
+from sidecar.core import family, policy
 from sidecar.core.course import DeferReason, used_tokens
 from sidecar.core.exchanges import TailItem
 from sidecar.core.state import ledger_value
@@ -83,6 +83,11 @@ class Compactor:
             fallback=fallback,
             mode=mode,
             ledger=hot.ledger.snapshot(),
+            ancestors={
+                ledger.head.run: ledger.snapshot()
+                for ledger in family.line(self._desk.runs.ledgers, run)
+                if ledger.head.run != run
+            },
             budget=copy.copy(hot.view.budget),
             course=copy.copy(hot.view.course_of(mode)),
             reason=reason,
@@ -93,6 +98,8 @@ class Compactor:
         return job
 
     async def _work(self, job: Job) -> None:
+        """One of the daemon's two supervisors: an error that nobody foresaw ends this attempt, as a failed one,
+        and never what the lane is there for."""
         try:
             async with self._limit:
                 await self._plan(job)
@@ -101,12 +108,30 @@ class Compactor:
             hot = self._desk.runs.hot.get(job.run)
             if hot is not None:
                 policy.given_up(hot.view.course_of(job.mode))
+        except Exception as error:
+            log.error("compaction stopped by a defect", run=job.run, exc_info=error)
+            self._desk.metrics.unforeseen("compaction")
+            await self._broken(job)
         finally:
             job.settled.set()
             self.running.pop(job.run, None)
             hot = self._desk.runs.hot.get(job.run)
             if hot is not None:
                 hot.busy = max(0, hot.busy - 1)
+
+    async def _broken(self, job: Job) -> None:
+        """Count a defect as a failure, so that back-off, breaker and fallback hold for it as well."""
+        desk = self._desk
+        try:
+            if job.attempt is not None:
+                await self._failed(job.attempt, "invalid", ())
+                return
+            async with desk.changing():
+                course = (await self._hot(job)).view.course_of(job.mode)
+                policy.failed(course, "invalid", now=desk.wall(), settings=desk.budget)
+                await desk.commit(touched=[job.run])
+        except StorageError as error:
+            log.warning("compaction given up: storage refuses", run=job.run, error=str(error))
 
     async def _hot(self, job: Job) -> HotRun:
         """The run as it is now; hold the lock."""
@@ -139,7 +164,7 @@ class Compactor:
     async def _deferred(self, job: Job, reason: DeferReason) -> None:
         desk = self._desk
         job.deferred = reason
-        async with desk.lock:
+        async with desk.changing():
             course = (await self._hot(job)).view.course_of(job.mode)
             outbox: list[OutboxRow] = []
             if course.deferred != reason:
@@ -155,7 +180,7 @@ class Compactor:
     async def _ineffective(self, job: Job, reason: str) -> None:
         desk = self._desk
         job.deferred = "little_new"
-        async with desk.lock:
+        async with desk.changing():
             course = (await self._hot(job)).view.course_of(job.mode)
             outbox = [] if course.ineffective else [self._ineffective_notice(job, reason)]
             policy.mark_ineffective(course, job.budget, reason, position=job.position)
@@ -168,17 +193,19 @@ class Compactor:
     async def _trim(self, job: Job, plan: policy.Trim) -> None:
         desk = self._desk
         job.deferred = "little_new"
-        async with desk.lock:
+        async with desk.changing():
             hot = await self._hot(job)
             if _moved(hot.view.course_of(job.mode), job.course):
                 return
             live = job.mode == "live"
+            # Read before anything is changed: it may fail.
+            checkpoint = await self._packets.checkpoint(job.run)
             policy.trimmed(hot.view.course_of(job.mode), hot.view.budget, plan, live=live)
             if not live:
                 await desk.commit(touched=[job.run])
                 return
             hot.view.trimmed(plan)
-            built = await self._packets.build(job.run, "trimmed")
+            built = self._packets.build_with(job.run, "trimmed", checkpoint, hot.view)
             hot.view.note_packet(built.packet)
             said = self._packets.choice_notice(hot, hot.view, built)
             await desk.commit(touched=[job.run], outbox=[self._packets.row(built.packet), *said])
@@ -204,7 +231,7 @@ class Compactor:
         try:
             generated = await self._generation.generate(
                 attempt,
-                runs={**desk.runs.ledgers, job.run: job.ledger},
+                runs={**job.ancestors, job.run: job.ledger},
                 covered=covered,
                 previous=previous,
                 range_tokens=plan.range_tokens + job.course.packet_tokens,
@@ -220,13 +247,21 @@ class Compactor:
 
     async def _open(self, job: Job, plan: policy.Compact, covers_digest: str, ledger_digest: str) -> Attempt:
         desk = self._desk
-        async with desk.lock:
+        async with desk.changing():
             hot = await self._hot(job)
             course = hot.view.course_of(job.mode)
             course.attempts += 1
             attempt = Attempt(
+                # With the epoch: a count that began anew on an empty disk must not give an old id again.
                 attempt_id=derived_id(
-                    "at", desk.tenant, desk.lane, job.run, job.mode, course.attempts, plan.through
+                    "at",
+                    desk.tenant,
+                    desk.lane,
+                    job.run,
+                    job.mode,
+                    desk.voice.epoch,
+                    course.attempts,
+                    plan.through,
                 ),
                 job=job,
                 first=plan.first,
@@ -242,6 +277,7 @@ class Compactor:
                 job.run, "compaction_started", desk.now(), attempt.attempt_id, attempt_id=attempt.attempt_id
             )
             await desk.commit(touched=[job.run], open_attempt=attempt.row(), outbox=[started])
+        job.attempt = attempt
         job.attempt_id = attempt.attempt_id
         job.settled.set()
         return attempt
@@ -251,7 +287,7 @@ class Compactor:
     async def _commit(self, attempt: Attempt, plan: policy.Compact, generated: Generated) -> None:
         desk, job = self._desk, attempt.job
         with desk.metrics.phase("commit"):
-            async with desk.lock:
+            async with desk.changing():
                 hot = await self._hot(job)
                 mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
                 if _moved(hot.view.course_of(job.mode), job.course) or mode != job.mode or bypass:
@@ -396,7 +432,7 @@ class Compactor:
         violations: Sequence[str],
         generated: Generated | None = None,
     ) -> None:
-        async with self._desk.lock:
+        async with self._desk.changing():
             await self._failed_locked(attempt, await self._hot(attempt.job), reason, violations, generated)
 
     async def _failed_locked(
@@ -456,7 +492,7 @@ class Compactor:
         """Every attempt still open ends ``failed``/``interrupted``; the next one has a new id."""
         desk = self._desk
         for row in await desk.store.open_attempts(desk.tenant, desk.lane):
-            async with desk.lock:
+            async with desk.changing():
                 await desk.runs.load([row.run])
                 hot = desk.runs.hot[row.run]
                 body = msgspec.json.decode(row.body)

@@ -7,7 +7,8 @@ a ledger that is not on disk. Keep it short: no network call under it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 
@@ -116,6 +117,20 @@ class Desk:
         self.config = config
         self.budget = budget_settings(config)
 
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Hold the lock to change what is in memory and commit it.
+
+        Whatever ends the block early, cancellation too, finds memory discarded: a part of a change must not
+        go to disk with the next commit. Objects read from memory before are void then.
+        """
+        async with self.lock:
+            try:
+                yield
+            except BaseException:
+                self.runs.discard()
+                raise
+
     def now(self) -> datetime:
         """The wall clock, UTC, to the millisecond."""
         return moment(self.wall())
@@ -141,28 +156,33 @@ class Desk:
         """Write the touched runs and everything that speaks of them in one transaction; hold the lock.
 
         On failure the memory of this lane is discarded, since it may be ahead of the disk; the error
-        goes on to the caller (``StorageError``).
+        goes on to the caller (``StorageError``). Whoever is cancelled meanwhile still waits for its end.
         """
-        runs, items = self.runs.rows(touched)
-        unit = Unit(
-            tenant=self.tenant,
-            lane=self.lane,
-            journal=tuple(journal),
-            runs=tuple(runs),
-            items=tuple(items),
-            outbox=tuple(outbox),
-            cursor=cursor,
-            open_attempt=open_attempt,
-            close_attempt=close_attempt,
-            checkpoint=checkpoint,
-            receipt=receipt,
-            adopt=tuple(adopt),
-            meta=dict(meta or {}),
-        )
         try:
-            await self.store.commit(unit)
-        except StorageError:
+            runs, items = self.runs.rows(touched)
+            unit = Unit(
+                tenant=self.tenant,
+                lane=self.lane,
+                journal=tuple(journal),
+                runs=tuple(runs),
+                items=tuple(items),
+                outbox=tuple(outbox),
+                cursor=cursor,
+                open_attempt=open_attempt,
+                close_attempt=close_attempt,
+                checkpoint=checkpoint,
+                receipt=receipt,
+                adopt=tuple(adopt),
+                meta=dict(meta or {}),
+            )
+            # The writer commits it or not whoever waits: leaving before that is known, memory could be on
+            # either side of the disk.
+            with anyio.CancelScope(shield=True):
+                await self.store.commit(unit)
+        except BaseException as error:
             self.runs.discard()
+            if isinstance(error, StorageError) and error.answer != "reject":
+                self.metrics.storage_failed(type(error).__name__)
             raise
         if cursor is not None:
             self.cursor = cursor

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 
 from sidecar.core import state
@@ -16,6 +17,7 @@ from sidecar.core.budget import BudgetSettings
 from sidecar.core.protected import protected_digest, protected_view
 from sidecar.logs import visible
 from sidecar.view import decode_view
+from storage.data_dir import DATABASE
 from storage.store import Store
 
 
@@ -23,6 +25,8 @@ async def inspect_run(
     data_dir: Path, tenant: str, lanes: Sequence[str], run: str, settings: BudgetSettings
 ) -> dict[str, Any] | None:
     """Ledger, budget, checkpoints and receipts of a run; ``None`` if no lane looked at knows it."""
+    if not await anyio.Path(data_dir / DATABASE).is_file():
+        return None
     async with await Store.open_to_read(data_dir) as store:
         for lane in lanes:
             family = await store.load_family(tenant, lane, run)

@@ -82,7 +82,7 @@ class Intake:
         """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory."""
         desk = self._desk
         incoming = [self._decode(delivery) for delivery in deliveries]
-        async with desk.lock:
+        async with desk.changing():
             names = {item.run for item in incoming if item.run not in (None, subjects.LANE_TOKEN)}
             for item in incoming:
                 if item.event is not None:

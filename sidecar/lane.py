@@ -22,6 +22,7 @@ from sidecar.config import Config
 from sidecar.core.state import Lane
 from sidecar.deadlines import Deadlines
 from sidecar.desk import Desk, fold_settings_of
+from sidecar.failures import explain
 from sidecar.generation import Generation
 from sidecar.health import Health
 from sidecar.intake import Intake, decode_lane, lane_key
@@ -35,7 +36,7 @@ from sidecar.responder import Responder
 from sidecar.runs import Runs
 from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
-from sidecar.transport.errors import Fenced, TransportError, Unavailable
+from sidecar.transport.errors import Fenced, StreamFull, TransportError, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.micro import serve_asks
 from sidecar.transport.ownership import LaneClaim
@@ -49,6 +50,9 @@ _NEXT_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
 _STORAGE_RETRY_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0
+_UNFORESEEN_SECONDS = 60.0
+_CALM_SECONDS = 120.0
+"""A lane that was served for so long is not failing over and over."""
 
 log = structlog.get_logger(__name__)
 
@@ -83,21 +87,35 @@ class LaneService:
             self.desk.reconfigure(config)
 
     async def run(self, stop: anyio.Event) -> None:
-        """Until ``stop``; broker trouble and lost leases are waited out, storage trouble too."""
+        """Until ``stop``; broker trouble and lost leases are waited out, storage trouble too.
+
+        One of the daemon's two supervisors: an error that nobody foresaw stops this lane and no other, is told
+        with its traceback, and the lane is tried again more and more seldom.
+        """
+        failures = 0
         while not stop.is_set():
             wait = _RETRY_SECONDS
+            began = anyio.current_time()
             try:
                 await self._own(stop)
             except* Fenced as lost:
                 log.warning("lane lost to another owner", lane=self._lane, error=str(lost.exceptions[0]))
                 self._metrics.lane_flap(self._lane)
-            except* Unavailable as error:
+            except* (Unavailable, StreamFull) as error:
                 log.warning("lane waits for the broker", lane=self._lane, error=str(error.exceptions[0]))
             except* StorageError as error:
                 log.error("lane waits for storage", lane=self._lane, error=str(error.exceptions[0]))
-                self._metrics.storage_failed(type(error.exceptions[0]).__name__)
+                self._metrics.storage_full(isinstance(error.exceptions[0], StorageFull))
                 self._health.set(f"storage {self._lane}", False, str(error.exceptions[0]))
                 wait = _STORAGE_RETRY_SECONDS
+            except* Exception as error:
+                if explain(error)[0] is not None:
+                    raise
+                failures = 1 if anyio.current_time() - began > _CALM_SECONDS else failures + 1
+                wait = min(_UNFORESEEN_SECONDS, 2.0**failures)
+                log.error("lane stopped by a defect", lane=self._lane, again_in_seconds=wait, exc_info=error)
+                self._metrics.unforeseen("lane")
+                self._health.set(f"lane {self._lane}", False, "stopped by a defect, see the log")
             self.desk = None
             self._metrics.lane_owned(self._lane, None)
             if not stop.is_set():
@@ -151,6 +169,7 @@ class LaneService:
                 await self._release(claim)
 
     async def _serve(self, desk: Desk, publisher: LanePublisher, claim: LaneClaim, stop: anyio.Event) -> None:
+        began = desk.mono()
         await _settings(desk, publisher)
         parts = assemble(desk, publisher, build_summarizers(desk.config))
         if desk.taken_over:
@@ -171,6 +190,10 @@ class LaneService:
                 async def caught_up() -> None:
                     if desk.taken_over:
                         await adopt_states(desk, self._link, publisher, parts.packets)
+                        desk.metrics.took_over(desk.mono() - began)
+                    if desk.runs.lane.settled and desk.runs.lane.settings != fold_settings_of(desk.config):
+                        # The newest in the stream need not be those that hold: a former owner's come too late.
+                        await _publish_settings(desk, publisher)
                     await parts.observer.caught_up()
 
                 working.start_soon(reader.run, parts.observer.stream_gap, caught_up)
@@ -276,6 +299,7 @@ class _Reader:
                     await self._step()
             except Unavailable as error:
                 log.info("reader starts again", lane=desk.lane, reason=str(error))
+                desk.metrics.consumer_restarted()
                 self._health("reading", False, str(error))
             except StorageFull as error:
                 self._health("storage", False, str(error))
@@ -302,6 +326,7 @@ class _Reader:
                 last=facts.last_seq,
             )
             desk.metrics.stream_reborn()
+            desk.quiet_through = 0
             await self._move(Cursor(stream_seq=0, stream_created=facts.created))
             await self._pump.close()
             facts = await self._pump.open(1)
@@ -357,8 +382,14 @@ async def _settings(desk: Desk, publisher: LanePublisher) -> None:
     newest = await _applied(await publisher.get_last(subject))
     # Before the first settings of the stream, the first ones hold.
     desk.runs.begin(decode_lane(stored) if stored is not None else Lane(settings=first or wanted))
-    if newest == wanted:
-        return
+    if newest != wanted:
+        await _publish_settings(desk, publisher)
+
+
+async def _publish_settings(desk: Desk, publisher: LanePublisher) -> None:
+    """Put the settings we want into the stream; tried until the broker has them."""
+    subject = subjects.inbound(desk.tenant, desk.lane, subjects.LANE_TOKEN, "record")
+    wanted = fold_settings_of(desk.config)
     at = datetime.fromisoformat(desk.now_text())
     event = SettingsApplied(
         v=1,

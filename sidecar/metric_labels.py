@@ -87,3 +87,4 @@ RETRIEVALS: Final = (
     *product(("packet", "context"), ("found", "out_of_scope")),
 )
 STORAGE_ERRORS: Final = ("full", "busy", "io", "corrupt")
+PARTS: Final = ("lane", "compaction")

@@ -118,5 +118,8 @@ SURFACE: Final[dict[str, Declared]] = {
     "ledger_mismatches_total": _counter("Rebuilt ledgers that differed from the stored state. Must stay 0."),
     "nats_connected": _gauge("1 while connected to the broker."),
     "nats_reconnects_total": _counter("Connections made after the first."),
+    "unforeseen_errors_total": _counter(
+        "Defects: errors nobody foresaw that stopped a lane or a compaction. Must stay 0.", part=labels.PARTS
+    ),
     "loop_lag_seconds": _histogram("How much later than asked the event loop woke a task.", _LAG_SECONDS),
 }

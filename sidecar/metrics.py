@@ -100,6 +100,9 @@ class Metrics:
         self._lag = _LaneSum(self._gauges["intake_lag_events"][()])
         self._outbox = _LaneSum(self._gauges["outbox_pending"][()])
         self._levels = {level: _LaneSum(self._gauges["runs"][level,]) for level in LEVELS}
+        self._breakers = {
+            values[0]: _LaneSum(gauge) for values, gauge in self._gauges["summarizer_breaker_open"].items()
+        }
         self._configured = frozenset(lanes)
         self._owned: set[str] = set()
         self._was_connected = False
@@ -247,9 +250,11 @@ class Metrics:
         self._count("summarizer_tokens_total", summarizer, "in", by=tokens_in)
         self._count("summarizer_tokens_total", summarizer, "out", by=tokens_out)
 
-    def breaker(self, summarizer: str, runs: int) -> None:
-        """Runs for which the summariser is not asked any more, as of now."""
-        self._set("summarizer_breaker_open", runs, summarizer)
+    def breaker(self, lane: str, summarizer: str, runs: int) -> None:
+        """Runs of this lane for which the summariser is not asked any more, as of now."""
+        share = self._breakers.get(summarizer)
+        if share is not None:
+            share.set(lane, runs)
 
     # --- handing over ---------------------------------------------------------------------------------------
 
@@ -297,8 +302,12 @@ class Metrics:
         self._set("storage_bytes", size)
 
     def storage_failed(self, kind: str) -> None:
-        """A transaction failed."""
-        self._count("storage_errors_total", kind)
+        """A transaction failed; the kind is a label's value, or the name of the error's class."""
+        self._count("storage_errors_total", kind.removeprefix("Storage").lower())
+
+    def unforeseen(self, part: str) -> None:
+        """An error nobody foresaw stopped a lane or a compaction attempt: a defect."""
+        self._count("unforeseen_errors_total", part)
 
     def lane_owned(self, lane: str, epoch: int | None) -> None:
         """The lane is ours under this epoch; `None`: not any more, and nothing of it is counted as ours."""
@@ -307,7 +316,7 @@ class Metrics:
             self._lane_epoch.labels(lane).set(epoch)
         else:
             self._owned.discard(lane)
-            for share in (self._lag, self._outbox, *self._levels.values()):
+            for share in (self._lag, self._outbox, *self._levels.values(), *self._breakers.values()):
                 share.forget(lane)
             if lane in self._configured:
                 self._lane_epoch.labels(lane).set(0)

@@ -112,8 +112,8 @@ class Observer:
         if name == "run.finished" and head.finished is not None and not outcome.late and not outcome.foreign:
             self._finished(hot, head, chunk)
         if outcome.decision is not None:
-            decision = outcome.decision
-            chunk.after.append(lambda: self._responder.decided(run, event.id, decision))
+            decision, version = outcome.decision, head.version
+            chunk.after.append(lambda: self._responder.decided(run, event.id, decision, version))
         return self._decide(run, hot, item, chunk)
 
     def after_rejection(self, run: str, outcome: Outcome, item: Incoming, chunk: Chunk) -> None:
@@ -287,7 +287,13 @@ class Observer:
             await anyio.sleep(_TICK_SECONDS)
             if not desk.caught_up:
                 continue
-            async with desk.lock:
+            async with desk.changing():
+                now = desk.wall()
+                broken = sum(
+                    course.breaker_until is not None and now < course.breaker_until
+                    for hot in desk.runs.hot.values()
+                    for course in (hot.view.course, hot.view.shadow)
+                )
                 counts: Counter[str] = Counter(
                     hot.view.budget.level
                     for hot in desk.runs.hot.values()
@@ -295,12 +301,19 @@ class Observer:
                 )
                 for run, hot in list(desk.runs.hot.items()):
                     waiting = at_least(hot.view.budget.level, "compact") and hot.ledger.head.finished is None
-                    if waiting and run not in self._compactor.running:
-                        await self._reconsider(run, hot)
+                    if (
+                        waiting
+                        and run not in self._compactor.running
+                        and not await self._reconsider(run, hot)
+                    ):
+                        # Memory was let go with the failed commit: what is left of the list is no longer it.
+                        break
             desk.metrics.levels(desk.lane, counts)
+            desk.metrics.breaker(desk.lane, desk.config.summarizer.kind, broken)
+            desk.metrics.storage_size(desk.store.size_bytes)
 
-    async def _reconsider(self, run: str, hot: HotRun) -> None:
-        """Decide again because time has passed; hold the lock."""
+    async def _reconsider(self, run: str, hot: HotRun) -> bool:
+        """Decide again because time has passed; hold the lock. False when storage refused."""
         step = self._step(hot)
         if isinstance(step, policy.Prepare):
             self._prepare(run, step)
@@ -310,6 +323,8 @@ class Observer:
                 await self._desk.commit(touched=[run], outbox=[self._deferred(run, hot, step)])
             except StorageError as error:
                 log.warning("deferral not told: storage refuses", run=run, error=str(error))
+                return False
+        return True
 
     # --- the stream as a whole ---------------------------------------------------------------------------
 
@@ -318,7 +333,7 @@ class Observer:
         desk = self._desk
         log.error("messages of the stream are gone", lane=desk.lane, first=first, through=through)
         for summary in await desk.store.runs(desk.tenant, desk.lane, finished=False):
-            async with desk.lock:
+            async with desk.changing():
                 await desk.runs.load([summary.run])
                 hot = desk.runs.hot[summary.run]
                 hot.view.unproven_before = through + 1
@@ -328,7 +343,7 @@ class Observer:
         """Everything there was is read: runs not proven whole after a loss get their gap declared."""
         desk = self._desk
         for summary in await desk.store.runs(desk.tenant, desk.lane, finished=False):
-            async with desk.lock:
+            async with desk.changing():
                 await desk.runs.load([summary.run])
                 lost = desk.runs.hot[summary.run].view.unproven_before
             if lost:
@@ -347,7 +362,7 @@ class Observer:
     async def drained(self) -> None:
         """Put the state of every hot unfinished run into the outbox."""
         desk = self._desk
-        async with desk.lock:
+        async with desk.changing():
             open_runs = [run for run, hot in desk.runs.hot.items() if hot.ledger.head.finished is None]
             rows = await self.states(open_runs)
             if rows:

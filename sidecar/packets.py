@@ -214,7 +214,7 @@ class Packets:
     async def publish(self, run: str, reason: PacketReason) -> None:
         """Publish a packet of the run if it says something new, or the reason asks for one anyway."""
         desk = self._desk
-        async with desk.lock:
+        async with desk.changing():
             await desk.runs.load([run])
             hot = desk.runs.hot.get(run)
             if hot is None:

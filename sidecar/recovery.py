@@ -12,8 +12,10 @@ import structlog
 from protocol import subjects
 from protocol.codec import decode_state, digest, encode
 from protocol.errors import ProtocolError
+from protocol.events import ToolReturned
 from protocol.state import RunState, StateCheckpoint
 from sidecar.core.state import ledger_value
+from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clear
 from sidecar.desk import Desk
 from sidecar.packets import Packets, StoredBody
 from sidecar.ranges import tail_items
@@ -64,7 +66,7 @@ async def drop_unsent(desk: Desk) -> int:
 
 
 async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> bool:
-    async with desk.lock:
+    async with desk.changing():
         await desk.runs.load([run])
         hot = desk.runs.hot.get(run)
         if hot is None:
@@ -79,21 +81,32 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
             log.error(
                 "the ledger folded anew differs from the last owner's", run=run, version=state.ledger_version
             )
-        course = hot.view.course
-        course.trimmed_through = max(course.trimmed_through, state.trimmed_through)
-        checkpoint = state.checkpoint
-        if checkpoint is None or checkpoint.id == course.checkpoint_id:
-            await desk.commit(touched=[run])
+        view, course, checkpoint = hot.view, hot.view.course, state.checkpoint
+        known = checkpoint is None or checkpoint.id == course.checkpoint_id
+        if known and state.trimmed_through <= course.trimmed_through:
             return False
-        if checkpoint.covers_through.position > ledger.head.position:
+        covered = course.covers_through if checkpoint is None else checkpoint.covers_through.position
+        if covered > ledger.head.position:
             log.error("a checkpoint covers more than the stream holds: left alone", run=run)
+            return False
+        # Read before anything is changed: a failure must leave no course that knows of a checkpoint which
+        # the store does not have.
+        trimmed_through = max(course.trimmed_through, state.trimmed_through)
+        tail_tokens, cleared = await _tail(desk, run, covered, trimmed_through)
+        course.trimmed_through = trimmed_through
+        view.cleared = []
+        view.note_cleared(cleared)
+        view.tail_tokens = tail_tokens
+        view.tail_total = view.budget.total
+        if checkpoint is None or known:
+            await desk.commit(touched=[run])
             return False
         course.checkpoint_version = checkpoint.version
         course.checkpoint_id = checkpoint.id
-        course.covers_through = checkpoint.covers_through.position
+        course.covers_through = covered
         course.compactions = max(course.compactions, checkpoint.version)
-        hot.view.tail_tokens = await _tail_tokens(desk, run, checkpoint.covers_through.position)
-        hot.view.tail_total = hot.view.budget.total
+        # What the next compaction takes the place of beside the tail.
+        course.packet_tokens = packets.build_with(run, "takeover", checkpoint, view).text_tokens
         await desk.commit(
             touched=[run], adopt=[Adoption(run=run, chain="live", checkpoint=_row(run, checkpoint))]
         )
@@ -101,11 +114,18 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
         return True
 
 
-async def _tail_tokens(desk: Desk, run: str, covered: int) -> int:
-    """Estimated tokens of what follows the checkpoint, from the journal."""
+async def _tail(desk: Desk, run: str, covered: int, trimmed_through: int) -> tuple[int, tuple[Cleared, ...]]:
+    """Estimated tokens of what follows the checkpoint, from the journal, and the results cleared in it."""
     entries = await desk.store.tail(desk.tenant, desk.lane, run, after=covered)
     items = await anyio.to_thread.run_sync(tail_items, entries)
-    return round(sum(item.tokens for item in items) * desk.runs.hot[run].view.budget.scale())
+    least = max(desk.budget.result_tokens, REFERENCE_TOKENS)
+    cleared = tuple(
+        clear(item, item.event)
+        for item in items
+        if item.position <= trimmed_through and item.tokens > least and isinstance(item.event, ToolReturned)
+    )
+    tokens = sum(item.tokens for item in items) - sum(item.tokens - REFERENCE_TOKENS for item in cleared)
+    return round(tokens * desk.runs.hot[run].view.budget.scale()), cleared
 
 
 def _row(run: str, checkpoint: StateCheckpoint) -> CheckpointRow:

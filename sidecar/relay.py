@@ -12,6 +12,7 @@ import structlog
 from sidecar.desk import Desk
 from sidecar.transport.errors import StreamFull, TooLarge, Unavailable
 from sidecar.transport.publisher import LanePublisher
+from storage.errors import StorageBusy, StorageFull
 
 _BATCH = 128
 _PAUSE_SECONDS = 1.0
@@ -27,29 +28,43 @@ class Relay:
         self._publisher = publisher
         self.pending = 0
         """Rows committed and not yet sent, as of the last look."""
+        self._sent: list[int] = []
+        """Rows the broker has and the store still lists."""
 
     async def run(self) -> None:
         last = 0
         while True:
+            if self._sent:
+                # The disk refused to remove them. They go out no second time; it is asked again.
+                await anyio.sleep(_PAUSE_SECONDS)
+                await self._remove()
             rows = await self._desk.store.outbox(
                 self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH
             )
             if not rows:
                 self._show(0)
-                await self._desk.wait_outgoing()
+                if not self._sent:
+                    await self._desk.wait_outgoing()
                 continue
             self._show(await self._desk.store.outbox_count(self._desk.tenant, self._desk.lane))
-            sent: list[int] = []
             try:
                 for row in rows:
                     await self._send(row.stream, row.subject, row.payload, row.msg_id)
-                    sent.append(row.id)
+                    self._sent.append(row.id)
                     last = row.id
             finally:
                 # A row sent but not removed is sent again with the same id: harmless, so no shield on kill.
                 with anyio.CancelScope(shield=True):
-                    if sent:
-                        await self._desk.store.outbox_sent(sent)
+                    await self._remove()
+
+    async def _remove(self) -> None:
+        """Take what was sent out of the store; a full or busy disk keeps it for the next time."""
+        try:
+            if self._sent:
+                await self._desk.store.outbox_sent(self._sent)
+            self._sent = []
+        except (StorageFull, StorageBusy) as error:
+            log.warning("sent messages not removed yet: storage refuses", error=str(error))
 
     async def _send(self, stream: str, subject: str, payload: bytes, msg_id: str) -> None:
         while True:

@@ -7,7 +7,9 @@ where it met that record. Whatever is unsure is answered ``unavailable``; nothin
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -57,8 +59,11 @@ class Responder:
         self._compactor = compactor
         self._waiting: dict[tuple[str, str], _Wait] = {}
 
-    async def answer(self, run: str, verb: str, payload: bytes) -> AskAnswer:
-        """The reply to one request; every failure is a typed error reply."""
+    async def answer(self, run: str, verb: str, payload: bytes) -> AskAnswer | None:
+        """The reply to one request; every failure is a typed error reply.
+
+        None, which is silence, once the lease is not certain: another may own the lane, and its answer counts.
+        """
         desk = self._desk
         began = desk.mono()
         error: str | None = None
@@ -66,16 +71,20 @@ class Responder:
             body = await self._answer(run, verb, payload)
             if len(body) + 1024 > desk.max_payload:
                 raise AskRefused("too_large", "the answer is larger than the broker's limit")
-            return AskAnswer(body=body, error_code=None, error=None)
+            return self._if_ours(AskAnswer(body=body, error_code=None, error=None))
         except AskRefused as refused:
             error = refused.code
-            return _refusal(refused)
+            return self._if_ours(_refusal(refused))
         except (StorageError, TransportError) as trouble:
             error = "unavailable"
             log.warning("question not answered", run=run, verb=verb, error=str(trouble))
-            return _refusal(AskRefused("unavailable", "storage or broker is not available; ask again"))
+            told = AskRefused("unavailable", "storage or broker is not available; ask again")
+            return self._if_ours(_refusal(told))
         finally:
             desk.metrics.asked(verb, desk.mono() - began, error)
+
+    def _if_ours(self, answer: AskAnswer) -> AskAnswer | None:
+        return answer if self._desk.lease_valid() else None
 
     async def _answer(self, run: str, verb: str, payload: bytes) -> bytes:
         kind = asks.ASKS.get(verb)  # type: ignore[call-overload]
@@ -208,16 +217,14 @@ class Responder:
             if job is not None:
                 return self._compact_reply("running", job.attempt_id)
             mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
-            step = policy.decide(
-                hot.ledger,
-                hot.view.budget,
-                hot.view.course_of(mode),
-                desk.budget,
-                mode=mode,
-                bypass=bypass,
-                now=desk.wall(),
-                requested=True,
+            decide = partial(
+                policy.decide, hot.ledger, hot.view.budget, settings=desk.budget, mode=mode, bypass=bypass
             )
+            course, now = hot.view.course_of(mode), desk.wall()
+            # A refusal is told to who asked and must not pass for said to everybody.
+            step = decide(course=copy.copy(course), now=now, requested=True)
+            if isinstance(step, policy.Prepare):
+                step = decide(course=course, now=now, requested=True)
             if isinstance(step, policy.Defer):
                 return self._compact_reply("deferred", reason=step.reason)
             if not isinstance(step, policy.Prepare):
@@ -251,6 +258,7 @@ class Responder:
         acts = request.operation_id is not None and not request.dry_run
         async with desk.lock:
             hot = await self._hot(run)
+            postpone = await self._postpones(run, hot, request)
             if not acts:
                 decision = gate.look(
                     desk.runs.lane,
@@ -258,23 +266,23 @@ class Responder:
                     run,
                     request,
                     now=datetime.fromtimestamp(desk.wall(), UTC),
-                    postpone=hot.view.choice == "postpone",
+                    postpone=postpone,
                 )
                 self._still_ours()
                 desk.metrics.authorized(decision.code, act=False)
-                return self._reply(hot, decision)
+                return self._reply(hot.ledger.head.version, decision)
             early = gate.before_act(
                 desk.runs.lane,
                 desk.runs.ledgers,
                 run,
                 request,
                 now=datetime.fromtimestamp(desk.wall(), UTC),
-                postpone=hot.view.choice == "postpone",
+                postpone=postpone,
             )
             if early is not None:
                 self._still_ours()
                 desk.metrics.authorized(early.code)
-                return self._reply(hot, early)
+                return self._reply(hot.ledger.head.version, early)
             version = hot.ledger.head.version
         assert request.operation_id is not None
         assert request.request_id is not None
@@ -287,12 +295,20 @@ class Responder:
             request_id=request.request_id,
             policy_version=request.policy_version,
         )
-        decision = await self._act(run, record)
+        decision, version = await self._act(run, record)
         desk.metrics.authorized(decision.code)
-        return self._reply(desk.runs.hot.get(run), decision)
+        return self._reply(version, decision)
 
-    async def _act(self, run: str, record: AuthorizationRequested) -> Decision:
-        """Publish the record and wait for the fold's word on it, two seconds in all."""
+    async def _postpones(self, run: str, hot: HotRun, request: asks.AskAuthorize) -> bool:
+        """Whether room is too short for this operation, by a packet of now: the published one may be older."""
+        operation = hot.ledger.items["operation"].get(request.operation_id or "")
+        if operation is None or not operation.nonessential:
+            return False
+        return (await self._packets.build(run, "asked")).choice in ("postpone", "pause")
+
+    async def _act(self, run: str, record: AuthorizationRequested) -> tuple[Decision, int]:
+        """Publish the record and wait for the fold's word on it, two seconds in all; the word and the ledger
+        version it was given at."""
         key = (run, record.id)
         wait = self._waiting.setdefault(key, _Wait())
         wait.askers += 1
@@ -310,17 +326,17 @@ class Responder:
                 "unavailable", "not decided within two seconds; ask again with the same request_id"
             )
         self._still_ours()
-        return wait.decision
+        return wait.decision, wait.version
 
-    def decided(self, run: str, record_id: str, decision: Decision) -> None:
-        """The fold met this record and the decision is committed."""
+    def decided(self, run: str, record_id: str, decision: Decision, version: int) -> None:
+        """The fold met this record at ledger ``version`` and the decision is committed."""
         wait = self._waiting.get((run, record_id))
         if wait is not None:
-            wait.decision = decision
+            wait.decision, wait.version = decision, version
             wait.done.set()
 
-    def _reply(self, hot: HotRun | None, decision: Decision) -> bytes:
-        return encode(gate.reply(decision, epoch=self._desk.voice.epoch, version=_version(hot, decision)))
+    def _reply(self, version: int, decision: Decision) -> bytes:
+        return encode(gate.reply(decision, epoch=self._desk.voice.epoch, version=version))
 
 
 class _Wait:
@@ -330,10 +346,7 @@ class _Wait:
         self.askers = 0
         self.done = anyio.Event()
         self.decision: Decision | None = None
-
-
-def _version(hot: HotRun | None, decision: Decision) -> int:
-    return hot.ledger.head.version if hot is not None else 0
+        self.version = 0
 
 
 def _refusal(refused: AskRefused) -> AskAnswer:

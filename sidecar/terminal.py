@@ -25,7 +25,7 @@ _COLOURS = {
     "overflow": "bold white on red",
 }
 _WIDTH = 40
-_BESIDE_BAR = 62
+_BESIDE_BAR = 64
 """Columns of a line beside its bar. In a narrow terminal first the bar gets shorter, then the run's name."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from protocol.handoff import ClearedResult, Packet, Recent, Tail
+from protocol.identifiers import MAX_INTEGER
 from sidecar.core.budget import Budget, BudgetSettings, after_take_up
 from sidecar.core.packet import BudgetFigures
 from sidecar.core.policy import Compact, Course, Trim
@@ -108,7 +109,7 @@ class View(msgspec.Struct, kw_only=True):
             through_position=head.position,
             through_event_id=head.last_event_id,
             events=head.position - covered,
-            tokens=max(0, self.tail_now()),
+            tokens=min(max(0, self.tail_now()), MAX_INTEGER),
         )
 
     def figures(self, settings: BudgetSettings) -> BudgetFigures:

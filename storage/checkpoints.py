@@ -1,4 +1,4 @@
-"""Attempts, checkpoints and receipts: the durable side of one compaction.
+"""Attempts, checkpoints, receipts and packets: the durable side of one compaction.
 
 A checkpoint is committed by compare-and-set on its parent. Whether a candidate is any good is not known here.
 """
@@ -9,7 +9,7 @@ import sqlite3
 from typing import Any, Final
 
 from storage.errors import Stale
-from storage.records import Adoption, AttemptRow, Chain, CheckpointRow, ReceiptRow
+from storage.records import Adoption, AttemptRow, Chain, CheckpointRow, PacketRow, ReceiptRow
 from storage.transaction import Transaction, lane_number, run_number
 
 _CHECKPOINT: Final = (
@@ -114,6 +114,22 @@ def add_receipt(tx: Transaction, lane_no: int, row: ReceiptRow) -> None:
             row.body,
         ),
     )
+
+
+def keep_packet(tx: Transaction, lane_no: int, row: PacketRow) -> None:
+    """Keep the packet in the place of the run's last one."""
+    tx.connection.execute(
+        "INSERT INTO packets VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "packet_id = excluded.packet_id, body = excluded.body",
+        (tx.run(lane_no, row.run).run_no, row.packet_id, row.body),
+    )
+
+
+def packet(connection: sqlite3.Connection, tenant: str, lane: str, run: str) -> PacketRow | None:
+    row = connection.execute(
+        "SELECT packet_id, body FROM packets WHERE run_no = ?", (run_number(connection, tenant, lane, run),)
+    ).fetchone()
+    return None if row is None else PacketRow(run=run, packet_id=row[0], body=row[1])
 
 
 def newest_checkpoint(

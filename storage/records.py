@@ -136,8 +136,17 @@ class ReceiptRow(Struct, frozen=True, kw_only=True):
     created_at: str
 
 
+class PacketRow(Struct, frozen=True, kw_only=True):
+    """The newest packet of a run that shortened its context, as published; it takes the place of the last."""
+
+    run: str
+    packet_id: str
+    body: bytes
+
+
 class TombstoneRow(Struct, frozen=True, kw_only=True):
-    """A run forgotten: its bodies, items, checkpoints, attempts, receipts and search rows go, heads stay."""
+    """A run forgotten: its bodies, items, checkpoints, attempts, receipts, packet and search rows go, heads
+    stay."""
 
     run: str
     forgotten_at: str
@@ -168,6 +177,7 @@ class Unit(Struct, frozen=True, kw_only=True):
     close_attempt: str | None = None
     checkpoint: CheckpointRow | None = None
     receipt: ReceiptRow | None = None
+    packet: PacketRow | None = None
     adopt: tuple[Adoption, ...] = ()
     forget: tuple[TombstoneRow, ...] = ()
     search: tuple[SearchRow, ...] = ()

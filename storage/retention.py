@@ -8,12 +8,12 @@ from storage import journal, search
 from storage.records import TombstoneRow
 from storage.transaction import Transaction, lane_number
 
-_CLEARED = ("items", "attempts", "checkpoints", "receipts")
+_CLEARED = ("items", "attempts", "checkpoints", "receipts", "packets")
 
 
 def forget(tx: Transaction, lane_no: int, row: TombstoneRow) -> None:
-    """Delete the run's bodies, items, attempts, checkpoints, receipts and search rows under its tombstone,
-    and empty its head and view. Forgetting again replaces the tombstone.
+    """Delete the run's bodies, items, attempts, checkpoints, receipts, packet and search rows under its
+    tombstone, and empty its head and view. Forgetting again replaces the tombstone.
 
     Freed pages are overwritten. Messages of the run still in the outbox stay. Raises StorageConflict for a
     run never stored.

@@ -19,10 +19,23 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 
-from storage import audit, checkpoints, journal, ledgers, outbox, retention, schema, search, segments, units
+from storage import (
+    audit,
+    checkpoints,
+    evidence,
+    journal,
+    ledgers,
+    outbox,
+    retention,
+    schema,
+    search,
+    segments,
+    units,
+)
 from storage.connection import Connection, open_reader, open_writer
 from storage.data_dir import DATABASE, DataDir
 from storage.errors import StorageClosed
+from storage.evidence import StoredMessage
 from storage.identity import Identity, IdKey, identity_key
 from storage.records import (
     AttemptRow,
@@ -34,9 +47,10 @@ from storage.records import (
     Counts,
     Cursor,
     JournalEntry,
+    PacketRow,
     ReceiptRow,
     RunSummary,
-    SearchHit,
+    SearchRow,
     StoredId,
     StoredItem,
     StoredOutbox,
@@ -45,6 +59,7 @@ from storage.records import (
     TombstoneRow,
     Unit,
 )
+from storage.search import SearchFound, Wanted
 from storage.transaction import lane_number
 from storage.writer import Writer
 
@@ -259,6 +274,22 @@ class Store:
             raise TypeError("entry() needs event_id or position")
         return await self._read(journal.entry_at, tenant, lane, run, position, channel)
 
+    async def evidence(
+        self,
+        tenant: str,
+        lane: str,
+        run: str,
+        *,
+        after: int,
+        through: int,
+        limit: int,
+        max_bytes: int,
+        types: Sequence[str] = (),
+    ) -> list[StoredMessage]:
+        """Messages of ``event`` and ``authority`` with after < position <= through, ascending, each checked
+        against its head: at most ``limit``, and as many as make ``max_bytes`` of bodies, but at least one."""
+        return await self._read(evidence.page, tenant, lane, run, after, through, limit, max_bytes, types)
+
     async def verify_chain(self, tenant: str, lane: str, run: str) -> BrokenLink | None:
         """Recompute the run's hash chain from its bodies; the first broken link, None if it holds or the run
         is unknown. Reads the whole run, page by page."""
@@ -291,6 +322,10 @@ class Store:
         """Oldest first."""
         return await self._read(checkpoints.receipts, tenant, lane, run)
 
+    async def packet(self, tenant: str, lane: str, run: str) -> PacketRow | None:
+        """The newest packet of the run that shortened its context."""
+        return await self._read(checkpoints.packet, tenant, lane, run)
+
     async def open_attempts(self, tenant: str, lane: str) -> list[AttemptRow]:
         return await self._read(checkpoints.open_attempts, tenant, lane)
 
@@ -319,9 +354,18 @@ class Store:
         types: Sequence[str] | None = None,
         first: int = 0,
         through: int | None = None,
-    ) -> list[SearchHit]:
-        """Indexed messages of the run holding every word of ``query``, best first. No syntax in ``query``."""
-        return await self._read(search.find, tenant, lane, run, query, limit, types, first, through)
+        beside: Sequence[SearchRow] = (),
+        indexed: bool = True,
+    ) -> SearchFound:
+        """Messages of the run that answer ``query`` best. No syntax in ``query``; bounded work.
+
+        ``beside`` are rows to be searched as well, such as what is not indexed yet; with ``indexed`` False
+        only they are.
+        """
+        wanted = Wanted(
+            limit=limit, types=None if types is None else frozenset(types), first=first, through=through
+        )
+        return await self._read(search.find, tenant, lane, run, query, wanted, tuple(beside), indexed)
 
     async def searchable_through(self, tenant: str, lane: str, run: str) -> int:
         """The last position indexed; -1 for none."""

@@ -27,6 +27,8 @@ def apply(unit: Unit, tx: Transaction) -> Committed:
         checkpoints.add_checkpoint(tx, lane_no, unit.checkpoint)
     if unit.receipt is not None:
         checkpoints.add_receipt(tx, lane_no, unit.receipt)
+    if unit.packet is not None:
+        checkpoints.keep_packet(tx, lane_no, unit.packet)
     if unit.close_attempt is not None:
         checkpoints.close_attempt(tx, lane_no, unit.close_attempt)
     search.add(tx, lane_no, unit.search)
@@ -45,5 +47,6 @@ def weight(unit: Unit) -> int:
         + sum(len(row.body or b"") for row in unit.items)
         + sum(len(row.payload) for row in unit.outbox)
         + sum(len(row.text) for row in unit.search)
+        + (len(unit.packet.body) if unit.packet is not None else 0)
     )
     return rows * ROW_WEIGHT + payload

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from protocol.events import UsageReported
+from protocol.identifiers import MAX_INTEGER
 from sidecar.core.tokens import KINDS, NOTHING, Estimate, Kind
 from sidecar.core.window import BudgetSettings, Level, usable
 
@@ -109,7 +110,8 @@ class Budget(Struct, kw_only=True):
     def used(self) -> int:
         """Tokens in the context now, by the newest sample and the estimate of what came since."""
         tokens = self.base + self.weigh(self.total - self.base_total)
-        return tokens + self.fixed if self.estimated else tokens
+        # No report is too large to be believed while no window is known; every figure told must fit the wire.
+        return min(tokens + self.fixed if self.estimated else tokens, MAX_INTEGER)
 
     @property
     def fixed(self) -> int:

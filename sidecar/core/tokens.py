@@ -23,6 +23,10 @@ IMAGE_TOKENS: Final = 1_600
 """An image that does not say what it costs: about the most one image costs at today's providers."""
 HIDDEN_REASONING_TOKENS: Final = 0
 """Reasoning with neither text nor count: nothing is known, and most providers drop it from later prompts."""
+MOST_OF_PART: Final = 10_000_000
+"""Of what one part says that it costs: more than any window is nonsense, and must not blind the run."""
+MOST_TOKENS: Final = 2**48
+"""Of one kind, all events together; a sum that cannot grow further is better than one nobody can store."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,10 +54,10 @@ class Estimate(Struct, frozen=True, array_like=True):
 
     def __add__(self, other: Estimate) -> Estimate:
         return Estimate(
-            self.prose + other.prose,
-            self.data + other.data,
-            self.reasoning + other.reasoning,
-            self.image + other.image,
+            min(self.prose + other.prose, MOST_TOKENS),
+            min(self.data + other.data, MOST_TOKENS),
+            min(self.reasoning + other.reasoning, MOST_TOKENS),
+            min(self.image + other.image, MOST_TOKENS),
         )
 
     def __sub__(self, other: Estimate) -> Estimate:
@@ -110,13 +114,13 @@ def _content(content: Content, plain: Kind) -> Estimate:
                 data += bytes_tokens(len(bytes(part.value)))
             case ReasoningPart():
                 if part.tokens is not None:
-                    reasoning += part.tokens
+                    reasoning += min(part.tokens, MOST_OF_PART)
                 elif part.text is not None:
                     reasoning += text_tokens(part.text)
                 else:
                     reasoning += HIDDEN_REASONING_TOKENS
             case ImagePart():
-                image += IMAGE_TOKENS if part.tokens is None else part.tokens
+                image += IMAGE_TOKENS if part.tokens is None else min(part.tokens, MOST_OF_PART)
     if plain == "prose":
         return Estimate(text, data, reasoning, image)
     return Estimate(0, text + data, reasoning, image)

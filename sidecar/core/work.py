@@ -17,6 +17,7 @@ from protocol.events import (
     ModelChanged,
     QuestionAnswered,
     QuestionOpened,
+    Scalar,
     StepChanged,
 )
 from sidecar.core.contract import model_info
@@ -125,7 +126,7 @@ def observed(entry: Entry, event: EvidenceRecorded) -> None:
             claim=event.claim,
             kind=event.kind,
             source=event.source,
-            value=event.value,
+            value=_stored(event.value),
             unit=event.unit,
             contradicts=event.contradicts,
             position=entry.position,
@@ -173,6 +174,11 @@ def artifact_withdrawn(entry: Entry, event: ArtifactWithdrawn) -> None:
             found = True
     if not found:
         entry.violate("illegal_transition", f"artifact:{event.artifact_id}")
+
+
+def _stored(value: Scalar) -> Scalar:
+    """A number that no 64-bit integer holds as the double it is in canonical JSON anyway."""
+    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
 
 
 def _free_key(ledger: Ledger, key: str) -> str:

@@ -67,6 +67,28 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 log = structlog.get_logger(__name__)
 
 
+class _Client(Client):
+    """The client, proof against what strangers may put on the wire.
+
+    It reads subject, reply and the first header line as UTF-8 in its own reader, which an error ends: one
+    message stored under a subject that is none would stop whoever reads the stream, again and again.
+    """
+
+    async def _process_headers(self, headers: Any) -> Any:
+        try:
+            return await super()._process_headers(headers)
+        except (ValueError, IndexError):
+            return None
+
+    def _build_message(self, sid: Any, subject: Any, reply: Any, data: Any, headers: Any) -> Any:
+        return super()._build_message(sid, _readable(subject), _readable(reply), data, headers)
+
+
+def _readable(name: bytes) -> bytes:
+    """A name from the wire as valid UTF-8: what is not becomes a sign that no subject token holds."""
+    return bytes(name).decode(errors="replace").encode()
+
+
 class Subscription:
     """A subscription of one session. It ends with the session at the latest."""
 
@@ -84,7 +106,7 @@ class Session:
 
     def __init__(self, settings: LinkSettings) -> None:
         self._settings = settings
-        self._client = Client()
+        self._client = _Client()
         self._connecting: anyio.CancelScope | None = None
         self._connect_error: BaseException | None = None
         self._inbox = ""

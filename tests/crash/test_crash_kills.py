@@ -14,9 +14,9 @@ import pytest
 
 from sidecar.replay import Turn
 from support.daemon import LANE, TENANT, DaemonProcess
-from support.evidence import Left, comparable, gather, prove_whole
+from support.evidence import Left, comparable, prove_whole
 from support.nats_server import NatsServer
-from support.voyage import RUN, at_sea, player, published, refolded, voyage_events
+from support.voyage import RUN, at_sea, laid_up, player, published, refolded, voyage_events
 
 pytestmark = pytest.mark.anyio
 
@@ -102,8 +102,7 @@ async def test_fifty_kills_in_one_replay_leave_what_an_undisturbed_one_leaves(
             print(
                 f"{sum(reaper.done.values())} kills in {time.monotonic() - began:.0f} s: {dict(reaper.done)}"
             )
-            left = await gather(link, daemon.data_dir, RUN)
-            assert await daemon.stopped() == 0, daemon.log
+            left = await laid_up(daemon, link)
         assert reaper.done.total() == KILLS
         print(Counter((item["outcome"], item["reason"]) for item in left.receipts))
         prove_whole(left, published(messages))
@@ -147,8 +146,7 @@ async def test_three_kills_of_the_broker_leave_what_an_undisturbed_run_leaves(
                 await replay.finish()
             assert daemon.starts == 1
             await daemon.ready()
-            left = await gather(link, daemon.data_dir, RUN)
-            assert await daemon.stopped() == 0, daemon.log
+            left = await laid_up(daemon, link)
         prove_whole(left, published(messages))
         assert left.digest == calm.digest
         assert comparable(left) == comparable(calm)

@@ -5,6 +5,7 @@ never a mix, and what was committed is published once.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +17,18 @@ import pytest
 from sidecar.transport.jetstream import Link
 from storage.store import Store
 from support.daemon import LANE, TENANT, DaemonProcess
-from support.evidence import Left, comparable, gather, prove_whole
+from support.evidence import (
+    Left,
+    comparable,
+    gather,
+    prove_coverage,
+    prove_journal,
+    prove_output,
+    prove_whole,
+)
 from support.links import linked
 from support.nats_server import NatsServer
-from support.voyage import RUN, player, published, voyage_events
+from support.voyage import BRIEF, RUN, laid_up, player, published, voyage_events
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +39,7 @@ COMMITTED = ("after_commit", "after_publish")
 @asynccontextmanager
 async def dying_at(point: str, server: NatsServer, folder: Path) -> AsyncIterator[tuple[Left, Voyage]]:
     """What a daemon that killed itself at the point has left, while the agent's side of the replay waits."""
-    with DaemonProcess(server.url, folder) as daemon:
+    with DaemonProcess(server.url, folder, {"LEASE__SECONDS": "2"}) as daemon:
         daemon.start_doomed(point)
         async with linked(server.url) as link:
             voyage = Voyage(daemon, link)
@@ -53,7 +62,7 @@ class Voyage:
         self._over = anyio.Event()
 
     async def feed(self) -> None:
-        await self._replay.feed(voyage_events())
+        await self._replay.feed(voyage_events(BRIEF))
         self._over.set()
 
     async def sail_on(self) -> Left:
@@ -61,8 +70,7 @@ class Voyage:
         self.daemon.start()
         await self._over.wait()
         await self._replay.finish()
-        left = await gather(self._link, self.daemon.data_dir, RUN)
-        assert await self.daemon.stopped() == 0, self.daemon.log
+        left = await laid_up(self.daemon, self._link)
         return left
 
 
@@ -76,7 +84,7 @@ async def packets_waiting(daemon: DaemonProcess) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("point", UNCOMMITTED)
 async def test_killed_before_the_commit_it_has_the_old_checkpoint_and_an_interrupted_attempt(
-    point: str, calm: Left, tmp_path: Path
+    point: str, brief: Left, tmp_path: Path
 ) -> None:
     with NatsServer() as server:
         async with dying_at(point, server, tmp_path) as (before, voyage):
@@ -93,14 +101,14 @@ async def test_killed_before_the_commit_it_has_the_old_checkpoint_and_an_interru
     assert second["attempt_id"] != attempt.attempt_id
     assert (second["outcome"], second["range"]["from"]) == ("applied", 1)
     assert after.checkpoints[0].checkpoint_id == second["checkpoint_id"]
-    prove_whole(after, published(voyage_events()))
-    assert after.digest == calm.digest
-    assert comparable(after) == comparable(calm)
+    prove_whole(after, published(voyage_events(BRIEF)))
+    assert after.digest == brief.digest
+    assert comparable(after) == comparable(brief)
 
 
 @pytest.mark.parametrize("point", COMMITTED)
 async def test_killed_after_the_commit_it_has_the_new_checkpoint_and_sends_its_packet_once(
-    point: str, calm: Left, tmp_path: Path
+    point: str, brief: Left, tmp_path: Path
 ) -> None:
     with NatsServer() as server:
         async with dying_at(point, server, tmp_path) as (before, voyage):
@@ -123,6 +131,22 @@ async def test_killed_after_the_commit_it_has_the_new_checkpoint_and_sends_its_p
     ]
     assert announced == [waiting]
     assert after.checkpoints[0].checkpoint_id == checkpoint.checkpoint_id
-    prove_whole(after, published(voyage_events()))
-    assert after.digest == calm.digest
-    assert comparable(after) == comparable(calm)
+    prove_whole(after, published(voyage_events(BRIEF)))
+    assert after.digest == brief.digest
+    assert comparable(after) == comparable(brief)
+
+
+async def test_with_its_disk_gone_too_the_next_attempt_still_has_an_id_of_its_own(
+    brief: Left, tmp_path: Path
+) -> None:
+    with NatsServer() as server:
+        async with dying_at("before_summary", server, tmp_path) as (before, voyage):
+            (attempt,) = before.open_attempts
+            shutil.rmtree(voyage.daemon.data_dir)
+            after = await voyage.sail_on()
+    assert attempt.attempt_id not in {receipt["attempt_id"] for receipt in after.receipts}
+    assert after.receipts[0]["outcome"] == "applied"
+    prove_journal(after, published(voyage_events(BRIEF)))
+    prove_coverage(after)
+    prove_output(after)
+    assert comparable(after) == comparable(brief)

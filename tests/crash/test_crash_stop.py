@@ -12,7 +12,7 @@ from support.daemon import DaemonProcess
 from support.evidence import Left, comparable, gather, prove_whole, stored
 from support.links import eventually, linked
 from support.nats_server import NatsServer, free_port
-from support.voyage import RUN, at_sea, player, published, sail, voyage_events
+from support.voyage import BRIEF, RUN, at_sea, laid_up, player, published, sail, voyage_events
 
 pytestmark = pytest.mark.anyio
 
@@ -36,9 +36,9 @@ async def test_idle_it_ends_with_zero_and_the_next_owner_need_not_wait(tmp_path:
 
 
 async def test_while_a_summary_is_made_it_ends_and_the_attempt_is_recorded_as_interrupted(
-    calm: Left, tmp_path: Path
+    brief: Left, tmp_path: Path
 ) -> None:
-    messages = voyage_events()
+    messages = voyage_events(BRIEF)
     with NatsServer() as server, DaemonProcess(server.url, tmp_path / "daemon") as daemon:
         daemon.start_doomed("slow_summary")
         async with linked(server.url) as link, anyio.create_task_group() as tasks:
@@ -62,17 +62,16 @@ async def test_while_a_summary_is_made_it_ends_and_the_attempt_is_recorded_as_in
             with anyio.fail_after(120):
                 await fed.wait()
                 await replay.finish()
-            left = await gather(link, daemon.data_dir, RUN)
-            assert await daemon.stopped(GRACE) == 0, daemon.log
+            left = await laid_up(daemon, link)
     prove_whole(left, published(messages))
     assert left.receipts[1]["attempt_id"] != receipt["attempt_id"]
-    assert comparable(left) == comparable(calm)
+    assert comparable(left) == comparable(brief)
 
 
 async def test_without_its_broker_it_ends_and_what_was_not_sent_goes_out_later(
-    calm: Left, tmp_path: Path
+    brief: Left, tmp_path: Path
 ) -> None:
-    messages = voyage_events()
+    messages = voyage_events(BRIEF)
     with NatsServer() as server, DaemonProcess(server.url, tmp_path / "daemon", SHORT_DRAIN) as daemon:
         daemon.start()
         await daemon.owning()
@@ -82,9 +81,9 @@ async def test_without_its_broker_it_ends_and_what_was_not_sent_goes_out_later(
             fed = anyio.Event()
 
             async def feed() -> None:
-                await replay.feed(messages[:160])
+                await replay.feed(messages[:70])
                 half.set()
-                await replay.feed(messages[160:])
+                await replay.feed(messages[70:])
                 fed.set()
 
             async with anyio.create_task_group() as tasks:
@@ -99,10 +98,9 @@ async def test_without_its_broker_it_ends_and_what_was_not_sent_goes_out_later(
                 with anyio.fail_after(120):
                     await fed.wait()
                     await replay.finish()
-            left = await gather(link, daemon.data_dir, RUN)
-            assert await daemon.stopped(GRACE) == 0, daemon.log
+            left = await laid_up(daemon, link)
     prove_whole(left, published(messages))
-    assert comparable(left) == comparable(calm)
+    assert comparable(left) == comparable(brief)
 
 
 async def test_before_it_ever_met_its_broker_it_ends_with_zero(tmp_path: Path) -> None:
@@ -111,7 +109,8 @@ async def test_before_it_ever_met_its_broker_it_ends_with_zero(tmp_path: Path) -
         daemon.start()
         await daemon.unready("lane main")
         answer = await daemon.get("/healthz")
-        assert answer is not None and answer.status_code == 200
+        assert answer is not None
+        assert answer.status_code == 200
         assert await daemon.stopped(GRACE) == 0, daemon.log
 
 
@@ -130,7 +129,7 @@ async def test_before_it_listens_for_signals_it_ends_with_zero(tmp_path: Path) -
         assert await daemon.ended(GRACE) == 0, daemon.log
 
 
-@pytest.mark.parametrize("gap", [0.0, 0.003, 0.01, 0.03, 0.1, 0.2])
+@pytest.mark.parametrize("gap", [0.0, 0.1, 0.2])
 async def test_a_second_sigterm_at_any_time_ends_it_as_well(gap: float, tmp_path: Path) -> None:
     with NatsServer() as server:
         async with at_sea(server, tmp_path / "daemon") as (daemon, link):
@@ -143,8 +142,7 @@ async def test_a_second_sigterm_at_any_time_ends_it_as_well(gap: float, tmp_path
             assert await daemon.ended(GRACE) == 0, daemon.log
             daemon.start()
             await daemon.owning()
-            left = await gather(link, daemon.data_dir, RUN)
-            assert await daemon.stopped(GRACE) == 0, daemon.log
+            left = await laid_up(daemon, link)
     assert left.open_attempts == []
 
 
@@ -203,9 +201,10 @@ async def test_wrong_configuration_ends_with_two_and_names_every_mistake(tmp_pat
         assert await daemon.ended() == 2, daemon.log
         lines = daemon.log.splitlines()
         (mode,) = [line for line in lines if "MODE" in line]
-        assert "fast" in mode and all(allowed in mode for allowed in ("observe", "shadow", "live"))
+        assert "fast" in mode
+        assert all(allowed in mode for allowed in ("observe", "shadow", "live"))
         (share,) = [line for line in lines if "COMPACT_AT" in line]
-        assert "budget.compact_at" in share and "1.5" in share and "allowed" in share
+        assert all(word in share for word in ("budget.compact_at", "1.5", "allowed"))
         assert any("LEESE__SECONDS" in line for line in lines)
         assert not daemon.data_dir.exists()
 

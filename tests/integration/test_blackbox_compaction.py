@@ -525,7 +525,7 @@ async def test_a_shadow_compacts_in_a_chain_of_its_own(box: Box) -> None:
     assert status["checkpoint"] is None
     assert status["budget"] == before["budget"]
     # It goes on as if it had been real.
-    await it.fill(1.2)
+    await it.fill(1.45)
     await box.hear(it.run, "receipt", 2)
     second = box.of(it.run, "receipt")[1]
     assert second["range"]["from"] == receipt["range"]["through"] + 1
@@ -551,13 +551,14 @@ async def test_the_lane_has_one_epoch_on_both_streams_and_it_is_renewed(box: Box
         assert record["owner"]
         assert datetime.fromisoformat(record["at"])
         assert not record.get("released")
-    heard = [item for item in box.heard if item.subject.endswith("._lane")]
-    number = len(heard)
-    await eventually(
-        lambda: len([item for item in box.heard if item.subject.endswith("._lane")]) > number, "a renewal"
-    )
-    records = [item.body for item in box.heard if item.subject.endswith("._lane")]
-    assert {(item["epoch"], item["owner"]) for item in records} == {(epoch, records[0]["owner"])}
+    subject = f"wk.v1.state.{box.tenant}.{box.lane}._lane"
+
+    def records() -> list[Json]:
+        return [item.body for item in box.heard if item.subject == subject]
+
+    number = len(records())
+    await eventually(lambda: len(records()) > number, "a renewal")
+    assert {(item["epoch"], item["owner"]) for item in records()} == {(epoch, records()[0]["owner"])}
 
 
 async def test_a_finished_run_and_a_drained_daemon_leave_state_and_a_released_lane(

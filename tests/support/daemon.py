@@ -150,6 +150,14 @@ class DaemonProcess:
         entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [entry for entry in entries if event is None or entry["event"] == event]
 
+    def defects(self) -> list[str]:
+        """Tracebacks in the logs of all its starts: errors nobody foresaw, survived or not."""
+        found = []
+        for start in range(1, self.starts + 1):
+            log = (self.folder / f"daemon-{start}.log").read_text(errors="replace")
+            found += [line for line in log.splitlines() if "Traceback" in line]
+        return found
+
     @property
     def admin(self) -> str | None:
         """Address of the admin port of the present start, once it has one."""
@@ -180,7 +188,10 @@ class DaemonProcess:
             answer = await self.get("/readyz")
             return answer is not None and answer.status_code == 200
 
-        await eventually(is_ready, "readiness", seconds)
+        try:
+            await eventually(is_ready, "readiness", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log[-6000:]}") from None
 
     async def owning(self, seconds: float = 30.0) -> None:
         """Wait until it owns its lane and has read everything: a stand-by is ready as well."""

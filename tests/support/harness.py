@@ -43,6 +43,7 @@ LANE = "main"
 CREATED = "2026-11-30T00:00:00+00:00"
 BEGAN = datetime(2026, 11, 30, 9, 0, tzinfo=UTC).timestamp()
 WINDOW = 40_000
+EPOCH = 2
 MODEL = {"name": "m", "context_window": WINDOW}
 SETTINGS: Json = {
     "tenant": TENANT,
@@ -165,13 +166,33 @@ class Harness:
         fields.setdefault("model", MODEL)
         return self.tell("run.started", run=run, **fields)
 
-    def turn(self, tokens: int, *, run: str = "r", say: str = "go on") -> None:
-        """User, assistant, call, result: about so many tokens, nearly all of them in the result."""
+    def turn(self, tokens: int, *, run: str = "r", say: str = "go on", wordy: bool = False) -> list[str]:
+        """User, assistant, call, result: about so many tokens, nearly all in the result, or in what the
+        assistant says if it is ``wordy``; the four ids."""
         call = f"call-{self.count}"
-        self.tell("message", run=run, role="user", content=f"{say} ({self.count})")
-        self.tell("message", run=run, role="assistant", content=f"I look at part {self.count}.")
-        self.tell("tool.called", run=run, call_id=call, tool="bash", arguments={"command": f"make {call}"})
-        self.tell("tool.returned", run=run, call_id=call, status="ok", content=lines(tokens, call))
+        much, little = lines(tokens, call), f"I look at part {self.count}."
+        said = [
+            self.tell("message", run=run, role="user", content=f"{say} ({self.count})"),
+            self.tell("message", run=run, role="assistant", content=much if wordy else little),
+            self.tell("tool.called", run=run, call_id=call, tool="bash", arguments={"command": call}),
+            self.tell("tool.returned", run=run, call_id=call, status="ok", content=little if wordy else much),
+        ]
+        return [body["id"] for body in said]
+
+    def parallel(self, order: Sequence[int], tokens: int, *, run: str = "r", user_at: int = 0) -> list[str]:
+        """An assistant message with a call for each of ``order``, the results in that order, and a user's
+        word before the ``user_at``-th result (0: none); the ids of all but that word."""
+        names = [f"call-{self.count}-{number}" for number in range(len(order))]
+        said = [self.tell("message", run=run, role="assistant", content="I look at these together.")]
+        for name in names:
+            said.append(self.tell("tool.called", run=run, call_id=name, tool="bash", arguments={}))
+        for place, number in enumerate(order):
+            if user_at and place == user_at:
+                self.tell("message", run=run, role="user", content=f"hurry ({self.count})")
+            name = names[number]
+            content = lines(tokens, name)
+            said.append(self.tell("tool.returned", run=run, call_id=name, status="ok", content=content))
+        return [body["id"] for body in said]
 
     def wait(self, seconds: float) -> None:
         """Time passes."""
@@ -228,7 +249,7 @@ class Life:
             lease_valid=lambda: True,
             caught_up=True,
         )
-        self.desk.voice.epoch = 1
+        self.desk.voice.epoch = EPOCH
         self.parts: Parts = assemble(self.desk, harness.broker, (harness.script, harness.fallback))
         self._commit, self._remove = store.commit, store.outbox_sent
         store.commit = self._faulty_commit

@@ -1,7 +1,7 @@
 """The tables of README.md and deploy/reference.md that are printed from the code.
 
 A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. A test compares; to write them
-anew: ``python tests/support/pages.py``.
+anew, and the list of public names with them: ``make pages``.
 """
 
 from __future__ import annotations
@@ -91,10 +91,13 @@ AUTHORIZE_MEANINGS: Final = {
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; a bar inside a cell is escaped."""
+    """A Markdown table; what would end a cell or begin a tag is escaped."""
     names = list(head)
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines += [
+        "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in row) + " |"
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -199,5 +202,8 @@ def renewed(page: str) -> str:
 
 
 if __name__ == "__main__":
+    from sources import public_api  # beside this file, which is run by itself here
+
     for path in PAGES:
         path.write_text(renewed(path.read_text()))
+    (ROOT / "tests" / "vectors" / "public_names.txt").write_text(public_api())

@@ -74,7 +74,7 @@ def draw(frames: list[Frame]) -> str:
     """The SVG: no font, script or picture from elsewhere."""
     console = Console(
         record=True,
-        width=84,
+        width=92,
         file=io.StringIO(),
         force_terminal=True,
         color_system="truecolor",
@@ -82,7 +82,7 @@ def draw(frames: list[Frame]) -> str:
     )
     table = Table(box=None, pad_edge=False)
     for title in ("events", "context used", "level", "checkpoint"):
-        table.add_column(title, no_wrap=True, min_width=len(title))
+        table.add_column(title, no_wrap=True, min_width=10 if title == "level" else len(title))
     for frame in frames:
         table.add_row(
             f"{frame.events:6}",
@@ -95,7 +95,7 @@ def draw(frames: list[Frame]) -> str:
     svg = console.export_svg(title="run night-watch, window 32,000 tokens", theme=THEME, unique_id="headroom")
     svg = re.sub(r"@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    svg = svg.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
+    svg = svg.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace")
     return re.sub(r"\n\s*\n+", "\n", svg)
 
 
@@ -118,18 +118,16 @@ async def record() -> list[Frame]:
     messages = import_files([SAMPLE], format="events", window=WINDOW)
     with tempfile.TemporaryDirectory(prefix="watchkeeper-") as name:
         folder = Path(name)
-        async with embedded_nats(folder / "nats") as url:
-            async with (
-                running(private(load_config(None, {}), folder, url)),
-                anyio.create_task_group() as tasks,
-            ):
-                link = Link(
-                    LinkSettings(url=url, creds=None, name="pictures"), lambda connected, reason: None
-                )
-                await tasks.start(link.run)
-                player = Replay(link, tenant="default", lane="main", progress=look)
-                await player.feed(messages)
-                tasks.cancel_scope.cancel()
+        async with (
+            embedded_nats(folder / "nats") as url,
+            running(private(load_config(None, {}), folder, url)),
+            anyio.create_task_group() as tasks,
+        ):
+            link = Link(LinkSettings(url=url, creds=None, name="pictures"), lambda connected, reason: None)
+            await tasks.start(link.run)
+            player = Replay(link, tenant="default", lane="main", progress=look)
+            await player.feed(messages)
+            tasks.cancel_scope.cancel()
     return [frame for frame in frames if frame.usable]
 
 

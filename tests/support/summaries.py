@@ -88,9 +88,9 @@ def bare(raw: bytes) -> Behaviour:
     return answer
 
 
-def fails(error: BaseException) -> Behaviour:
+def fails(error: type[Exception], *args: Any) -> Behaviour:
     async def answer(request: SummarizeRequest) -> SummarizeReply:
-        raise error
+        raise error(*args)
 
     return answer
 
@@ -172,10 +172,10 @@ BAD: dict[str, Behaviour] = {
     "other_run": of_another_run,
     "echo": echoed,
     "too_much": too_much,
-    "refused": fails(SummarizerFailure("refused", "no")),
+    "refused": fails(SummarizerFailure, "refused", "no"),
     "finish_refusal": said({}),
-    "unavailable": fails(SummarizerFailure("unavailable", "gone")),
-    "crashed": fails(RuntimeError("the summariser's own fault")),
+    "unavailable": fails(SummarizerFailure, "unavailable", "gone"),
+    "crashed": fails(RuntimeError, "the summariser's own fault"),
     "never": never,
 }
 """What no boundary may ever move for."""

@@ -33,6 +33,8 @@ class Truth:
         """By run: the chain after each message that has a position of its own; index 0 is before the first."""
         self.told: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
         """By run: ledger version, channel and body of every message folded."""
+        self.order: list[dict[str, Any]] = []
+        """The bodies of all of them in the lane's order."""
         self.decided: dict[tuple[str, str], gate.Decision] = {}
         """(run, record id) → what the fold decided there."""
         self._chain: dict[str, bytes] = {}
@@ -77,6 +79,7 @@ class Truth:
         self._chain[run] = chain
         body = json.loads(delivery.payload)
         self.told.setdefault(run, []).append((outcome.version, channel, body))
+        self.order.append(body)
         chains = self.chains.setdefault(run, [bytes(32)])
         if channel != "record":
             chains.append(chain)
@@ -94,6 +97,16 @@ class Truth:
         note_rejected(self.runs[run], code, channel=channel, session=body.get("session"), seq=body.get("seq"))
 
     # --- what follows from it ---------------------------------------------------------------------------
+
+    def positions(self, run: str) -> dict[str, int]:
+        """Event id → position, of the agent's channel."""
+        found: dict[str, int] = {}
+        position = 0
+        for _, channel, body in self.told.get(run, []):
+            position += channel != "record"
+            if channel == "event":
+                found.setdefault(body["id"], position)
+        return found
 
     def values(self) -> dict[str, Any]:
         return {run: ledger_value(ledger) for run, ledger in sorted(self.runs.items())}

@@ -23,6 +23,8 @@ from support.nats_server import NatsServer
 
 RUN = "night-watch"
 WINDOW = 24_000
+BRIEF = 130
+"""Messages of a shorter voyage, which has compactions as well."""
 
 
 def voyage_events(limit: int | None = None) -> list[Imported]:
@@ -68,17 +70,23 @@ async def sail(link: Link, messages: list[Imported]) -> Replay:
     return replay
 
 
-async def calm_voyage(folder: Path) -> Left:
-    """What an undisturbed run of the whole sample leaves."""
+async def laid_up(daemon: DaemonProcess, link: Link) -> Left:
+    """Drain the daemon, and see what it leaves. In all its life nothing unforeseen may have happened."""
+    assert await daemon.stopped() == 0, daemon.log
+    assert daemon.defects() == []
+    return await gather(link, daemon.data_dir, RUN)
+
+
+async def calm_voyage(folder: Path, limit: int | None = None) -> Left:
+    """What an undisturbed run of the first ``limit`` messages leaves."""
     with NatsServer() as server:
         async with at_sea(server, folder) as (daemon, link):
-            await sail(link, voyage_events())
-            return await gather(link, daemon.data_dir, RUN)
+            await sail(link, voyage_events(limit))
+            return await laid_up(daemon, link)
 
 
 async def refolded(server: NatsServer, folder: Path) -> dict[str, Any]:
     """The run as a daemon on an empty disk folds it from the stream as it is now; nobody else may own the lane."""
     async with at_sea(server, folder, {"MODE": "observe", "LEASE__SECONDS": "1"}) as (daemon, link):
-        left = await gather(link, daemon.data_dir, RUN)
-        assert await daemon.stopped() == 0, daemon.log
+        left = await laid_up(daemon, link)
     return {name: left.told[name] for name in ("ledger", "hash_chain", "protected_digest")}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.state import Lane
 from sidecar.desk import fold_settings_of
-from support.harness import Fault, Harness, Killed, Life
+from support.harness import LANE, MODEL, TENANT, Fault, Harness, Killed, Life
 from support.summaries import BAD, good
 from support.tellings import MESSAGE, OPERATIONS
 from support.truth import Truth
@@ -23,38 +24,59 @@ BEHAVIOURS = {"good": good, **BAD}
 QUICK = sorted(set(BEHAVIOURS) - {"never"})
 
 _RUN = st.sampled_from(["r", "r", "r", "c"])
-_PLAIN = MESSAGE.filter(lambda message: "seq" not in message[3] and message[2] != "run.finished")
-PIECE = st.one_of(
-    st.tuples(st.just("said"), _PLAIN),
-    st.tuples(st.just("turn"), _RUN, st.integers(200, 6_000)),
-    st.tuples(st.just("turn"), _RUN, st.integers(2_000, 6_000)),
-    st.tuples(st.just("said"), MESSAGE),
+
+
+def _in_window(message: Any) -> Any:
+    """The same with a window in which there is something to compact."""
+    run, channel, type_, fields = message
+    return (run, channel, type_, fields | {"model": MODEL} if "model" in fields else fields)
+
+
+_ANY = MESSAGE.filter(lambda message: message[2] != "usage.reported").map(_in_window)
+_CALM = _ANY.filter(
+    lambda message: (
+        "seq" not in message[3]
+        and "session" not in message[3]
+        and message[2] not in ("run.finished", "run.paused", "tool.called", "operation.dispatched")
+    )
+)
+_TURN = st.tuples(st.just("turn"), _RUN, st.integers(2_000, 6_000), st.booleans())
+_SAID = st.tuples(st.just("said"), _CALM)
+_SLIP = st.one_of(
+    st.tuples(st.just("said"), _ANY),
     st.tuples(st.just("again"), st.integers(0, 200)),
     st.tuples(st.just("other"), st.integers(0, 200)),
 )
-TELL = st.tuples(st.just("tell"), st.lists(PIECE, min_size=1, max_size=8))
-FAULT = st.tuples(
-    st.just("fault"), st.sampled_from(["refused", "before", "after"]), st.integers(0, 6)
+_PARALLEL = st.tuples(
+    st.just("parallel"), _RUN, st.permutations(range(3)), st.integers(500, 3_000), st.integers(0, 3)
 )
-READ = st.one_of(
-    st.tuples(st.just("read"), st.integers(1, 9)),
-    st.tuples(st.just("read_all"), st.sampled_from([1, 2, 3, 7, 256])),
-)
-COMPACT = st.tuples(st.just("compact"), _RUN, st.sampled_from(["good", "good", "good", *QUICK]))
-STEP = st.one_of(
-    TELL,
-    TELL,
-    READ,
-    COMPACT,
-    COMPACT,
-    FAULT,
+PIECES = st.lists(
+    st.tuples(st.one_of(_SAID, _SAID, _SAID, _SLIP), st.one_of(_TURN, _TURN, _PARALLEL)),
+    min_size=3,
+    max_size=7,
+).map(lambda pairs: [piece for pair in pairs for piece in pair])
+BATCH = st.sampled_from([1, 2, 3, 5, 8, 256])
+
+_BY_TIME = st.sampled_from([1.0, 70.0, 400.0]).map(lambda seconds: ("wait", seconds))
+_FAULT = st.tuples(st.just("fault"), st.sampled_from(["refused", "before", "after"]), st.integers(0, 6))
+_COMPACT = st.tuples(st.just("compact"), _RUN, st.sampled_from(["good", "good", "good", *QUICK]))
+_ASK = st.tuples(st.just("ask"), _RUN, OPERATIONS, st.sampled_from(["q1", "q2", "q3"]))
+_EVENT = st.one_of(
+    _COMPACT,
+    _COMPACT,
+    _FAULT,
+    _ASK,
+    _BY_TIME,
     st.just(("crash",)),
     st.tuples(st.just("taken_up"), _RUN),
-    st.tuples(st.just("wait"), st.sampled_from([1.0, 70.0, 400.0])),
-    st.tuples(st.just("ask"), _RUN, OPERATIONS, st.sampled_from(["q1", "q2", "q3"])),
     st.tuples(st.just("publish"), _RUN),
+    st.tuples(st.just("read"), BATCH),
 )
-STEPS = st.lists(STEP, min_size=3, max_size=14)
+_EVENTS = st.lists(_EVENT, min_size=1, max_size=4)
+LEG = st.tuples(PIECES, BATCH, _EVENTS, _COMPACT, _EVENTS).map(
+    lambda leg: [("tell", leg[0]), ("read", leg[1]), *leg[2], leg[3], *leg[4], ("read_all", leg[1])]
+)
+STEPS = st.lists(LEG, min_size=2, max_size=4).map(lambda legs: [step for leg in legs for step in leg])
 
 
 class Voyage:
@@ -64,8 +86,14 @@ class Voyage:
         self.harness = harness
         self.truth = Truth(Lane(settings=fold_settings_of(harness.config)))
         self.taken = 0
-        self.packets: dict[str, list[dict[str, Any]]] = {run: [] for run in RUNS}
+        self.seen: dict[str, list[Seen]] = {}
         """By run: every packet asked for, in order."""
+        self.digests: dict[tuple[str, int], set[str]] = {}
+        """(run, ledger version) → the digests the protected part had then; relatives may change it."""
+        self.together: list[tuple[str, list[str]]] = []
+        """Run and event ids of what no boundary may part."""
+        self.acts: list[tuple[str, str, str]] = []
+        """Run, record id and code of every answer to an act."""
 
     # --- the stream -------------------------------------------------------------------------------------
 
@@ -79,8 +107,11 @@ class Voyage:
         match piece:
             case ("said", (run, channel, type_, fields)):
                 harness.tell(type_, run=run, channel=channel, **fields)
-            case ("turn", run, tokens):
-                harness.turn(tokens, run=run)
+            case ("turn", run, tokens, wordy):
+                ids = harness.turn(tokens, run=run, wordy=wordy)
+                self.together.append((run, ids[1:]))
+            case ("parallel", run, order, tokens, user_at):
+                self.together.append((run, harness.parallel(order, tokens, run=run, user_at=user_at)))
             case ("again" | "other" as how, number):
                 earlier = harness.broker.stream[number % len(harness.broker.stream)]
                 *_, run, channel = earlier.subject.split(".")
@@ -104,6 +135,7 @@ class Voyage:
                     self.harness.fault = None
                     await life.read_all()
                     await self.agree(life)
+                    await life.relayed()
                     await self.arrived(life)
                     over = True
             except* Killed:
@@ -120,8 +152,8 @@ class Voyage:
             case ("read_all", batch):
                 await life.read_all(batch)
             case ("compact", run, name):
-                harness.script.then = [BEHAVIOURS[name]]
                 await life.read_all()
+                harness.script.then = [BEHAVIOURS[name]]
                 await life.compact(run)
                 harness.script.then = []
             case ("crash",):
@@ -133,27 +165,112 @@ class Voyage:
             case ("wait", seconds):
                 harness.wait(seconds)
             case ("ask", run, operation, request):
-                await life.act(operation, request, run)
+                before = len(harness.broker.stream)
+                answer = await life.act(operation, request, run)
+                put = harness.broker.stream[before:]
+                if put and "code" in answer:
+                    self.acts.append((run, json.loads(put[-1].payload)["id"], answer["code"]))
             case ("publish", run):
                 await life.publish(run)
 
+    # --- what must hold ---------------------------------------------------------------------------------
+
+    def follow(self, life: Life) -> None:
+        """Take the truth to where the daemon has read, message by message."""
+        stream = self.harness.broker.stream
+        while self.taken < life.desk.cursor.stream_seq:
+            self.truth.take(stream[self.taken : self.taken + 1])
+            self.taken += 1
+            for run, ledger in self.truth.runs.items():
+                said = self.digests.setdefault((run, ledger.head.version), set())
+                said.add(self.truth.protected_digest(run))
+
     async def agree(self, life: Life) -> None:
-        """Ledger, every answer and the protected part are those of the stream alone."""
-        through = life.desk.cursor.stream_seq
-        if through > self.taken:
-            self.truth.take(self.harness.broker.stream[self.taken : through])
-            self.taken = through
+        """Ledger, every answer and the protected part are those of the stream alone; what left a packet
+        left it for a message that says so."""
+        self.follow(life)
         for run, value in self.truth.values().items():
             assert await life.value(run) == value
             assert await life.looks(run) == self.truth.looks(run)
             packet = await life.packet(run)
             assert packet["protected_digest"] == self.truth.protected_digest(run)
-            self.packets[run].append(packet)
+            seen = self.seen.setdefault(run, [])
+            seen.append(Seen.of(packet, self.truth))
+            if len(seen) > 1:
+                seen[-1].prove_explained(seen[-2], self.truth)
 
     async def arrived(self, life: Life) -> None:
         """What must hold at the end of every voyage, whatever happened on it."""
         for run in self.truth.runs:
             await prove_coverage(life, self.truth, run)
+            await self.prove_pairs(life, run)
+        for run, record, code in self.acts:
+            assert self.truth.decided[run, record].code == code
+        for sent in self.harness.broker.sent:
+            if sent.kind == "packet":
+                packet = sent.body
+                assert packet["protected_digest"] in self.digests[sent.run, packet["ledger_version"]]
+
+    async def prove_pairs(self, life: Life, run: str) -> None:
+        """No boundary parts what belongs together."""
+        position = self.truth.positions(run)
+        for row in await life.checkpoints(run):
+            for of_run, ids in self.together:
+                if of_run == run:
+                    sides = {position[name] <= row.covers_through for name in ids if name in position}
+                    assert len(sides) <= 1, (row.covers_through, ids)
+
+
+class Seen:
+    """What a packet holds of the open matters, and how much of the lane was told then."""
+
+    def __init__(self, told: int, open_: dict[str, set[str]]) -> None:
+        self.told = told
+        self.open = open_
+
+    @classmethod
+    def of(cls, packet: dict[str, Any], truth: Truth) -> Seen:
+        live = ("not_started", "pending", "unknown")
+        return cls(
+            len(truth.order),
+            {
+                "constraint": {item["id"] for item in packet["task"]["constraints"]},
+                "question": {item["id"] for item in packet["questions"]},
+                "operation": {item["id"] for item in packet["operations"] if item["state"] in live},
+                "approval": {item["id"] for item in packet["approvals"]},
+                "plan": {
+                    item["id"] for item in packet["progress"]["plan"] if item["state"] in ("todo", "doing")
+                },
+                "request": {item["event_id"] for item in packet["task"]["current_request"]},
+            },
+        )
+
+    def prove_explained(self, before: Seen, truth: Truth) -> None:
+        between = truth.order[before.told :]
+        for kind, names in before.open.items():
+            for name in names - self.open[kind]:
+                assert any(_ends(kind, name, body) for body in between), (kind, name)
+
+
+def _ends(kind: str, name: str, body: dict[str, Any]) -> bool:
+    """Whether a message can be the reason that an open matter is open no more."""
+    type_ = body["type"]
+    item = body.get(f"{kind}_id") or body["id"]
+    match kind:
+        case "constraint":
+            lifted = type_ == "constraint.lifted" and item == name
+            return lifted or (type_ == "constraint.set" and body.get("replaces") == name)
+        case "question":
+            return type_ == "question.answered" and item == name
+        case "operation":
+            return type_ in ("operation.settled", "operation.reconciled") and item == name
+        case "approval":
+            used = ("operation.dispatched", "tool.called", "authorization.requested", "operation.settled")
+            return type_ in used or (type_ in ("approval.resolved", "approval.expired") and item == name)
+        case "plan":
+            return type_ == "step.changed"
+        case _:
+            return type_ in ("message", "boundary.marked")
 
 
 async def prove_coverage(life: Life, truth: Truth, run: str) -> None:
@@ -180,3 +297,4 @@ async def prove_coverage(life: Life, truth: Truth, run: str) -> None:
     shown = packet["checkpoint"]
     assert (shown["covers_through"]["position"] if shown else 0) == covered
     assert packet["tail"]["from_position"] == covered + 1
+    assert not await life.store.open_attempts(TENANT, LANE)

@@ -51,6 +51,7 @@ SURFACE: dict[str, tuple[str, tuple[str, ...]]] = {
     "loop_lag_seconds": (H, ()),
     "build_info": (G, ("python", "sqlite", "version")),
     # Ours besides.
+    "unforeseen_errors_total": (C, ("part",)),
     "rejections_suppressed_total": (C, ()),
     "consumer_restarts_total": (C, ()),
     "stream_resets_total": (C, ()),
@@ -115,7 +116,7 @@ def test_nothing_that_others_send_becomes_a_label() -> None:
         metrics.folded(f"made.up.{number}")
         metrics.compacted(f"x{number}", "threshold")
         metrics.asked(f"verb{number}", 0.1)
-        metrics.breaker(f"kind{number}", 1)
+        metrics.breaker("main", f"kind{number}", 1)
     after = len(metrics.render("")[1].splitlines())
     assert after == before + 2
     assert metrics.registry.get_sample_value("watchkeeper_events_total", {"type": "other"}) == 50
@@ -193,7 +194,7 @@ def test_each_verb_moves_its_series() -> None:
     metrics.not_taken_up()
     metrics.chose("reduced")
     metrics.summarized("nats", "ok", 1000, 50)
-    metrics.breaker("nats", 1)
+    metrics.breaker("main", "nats", 1)
     metrics.packet("continue", 3000)
     metrics.resumed("stale_packet")
     metrics.authorized("already_succeeded")

@@ -253,17 +253,22 @@ async def test_search_finds_words_of_one_run_and_reads_no_syntax(tmp_path: Path)
         for _ in range(2):
             await commit(store, search=rows)
         assert await store.searchable_through(TENANT, LANE, "r1") == 2
-        assert {hit.position for hit in await store.search(TENANT, LANE, "r1", "orders", limit=9)} == {1, 2}
-        (hit,) = await store.search(TENANT, LANE, "r1", "inv-2041", limit=9)
+
+        async def found(query: str, run: str = "r1", **wanted: Any) -> list[Any]:
+            return list((await store.search(TENANT, LANE, run, query, **{"limit": 9, **wanted})).hits)
+
+        assert {hit.position for hit in await found("orders")} == {1, 2}
+        (hit,) = await found("inv-2041")
         assert (hit.position, hit.event_id, hit.type) == (2, "e2", "tool.returned")
         assert "INV-2041" in hit.snippet
-        for query in ('"', "orders NOT failed", 'text:"x', "run1", "*", "orders OR", ")(", ""):
-            await store.search(TENANT, LANE, "r1", query, limit=9)
-        assert await store.search(TENANT, LANE, "r1", "run1", limit=9) == []
-        assert await store.search(TENANT, LANE, "r1", "orders", limit=9, types=["message"], through=1) != []
-        assert await store.search(TENANT, LANE, "r1", "orders", limit=9, first=3) == []
-        assert len(await store.search(TENANT, LANE, "r1", "orders", limit=1)) == 1
-        assert await store.search(TENANT, LANE, "unknown", "orders", limit=9) == []
+        for query in ('"', "orders NOT failed", 'text:"x', "run1", "*", "orders OR", ")(", "", "a" * 9_000):
+            await found(query)
+        assert await found("run1") == []
+        assert await found("orders", types=["message"], through=1) != []
+        assert await found("orders", first=3) == []
+        assert len(await found("orders", limit=1)) == 1
+        assert (await store.search(TENANT, LANE, "r1", "orders", limit=1)).truncated
+        assert await found("orders", run="unknown") == []
 
 
 async def test_a_forgotten_run_leaves_heads_and_a_tombstone(tmp_path: Path) -> None:
@@ -287,6 +292,11 @@ async def test_a_forgotten_run_leaves_heads_and_a_tombstone(tmp_path: Path) -> N
                 ),
             )
         await commit(store, checkpoint=checkpoint(1), open_attempt=attempt(), receipt=receipt())
+        for number in (b"1", b"2"):
+            await commit(store, packet=PacketRow(run="r1", packet_id="pk", body=number))
+        kept = await store.packet(TENANT, LANE, "r1")
+        assert kept is not None
+        assert kept.body == b"2"
         await commit(store, forget=(grave,), outbox=(outgoing(1),))
         assert await store.tombstones(TENANT, LANE) == [grave]
         heads = await store.tail(TENANT, LANE, "r1", after=0)
@@ -298,7 +308,8 @@ async def test_a_forgotten_run_leaves_heads_and_a_tombstone(tmp_path: Path) -> N
         assert await store.newest_checkpoint(TENANT, LANE, "r1") is None
         assert await store.open_attempts(TENANT, LANE) == []
         assert await store.receipts(TENANT, LANE, "r1") == []
-        assert await store.search(TENANT, LANE, "r1", "forgotten", limit=9) == []
+        assert (await store.search(TENANT, LANE, "r1", "forgotten", limit=9)).hits == ()
+        assert await store.packet(TENANT, LANE, "r1") is None
         assert len(await store.find_ids(TENANT, LANE, [("r1", "event", heads[0].event_id)])) == 1
         assert (await store.load_family(TENANT, LANE, "r2"))[0].items != []
         with pytest.raises(StorageConflict):
