@@ -203,10 +203,14 @@ class SearchHit(Struct, frozen=True, kw_only=True):
 
 
 class SearchReply(Reply, frozen=True, kw_only=True):
-    """What was found, best first; ``truncated`` when more would have been."""
+    """What was found, best first; ``truncated`` when more would have been.
+
+    ``status`` is there only where nothing of ``of_run`` may be read, whether there is such a run or not.
+    """
 
     hits: tuple[SearchHit, ...]
     truncated: bool
+    status: Literal["out_of_scope"] | UnsetType = UNSET
 
 
 class OperationView(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from protocol.identifiers import MAX_INTEGER, Digest, Id
 
@@ -149,13 +149,30 @@ class RejectedAlternative(Struct, frozen=True, omit_defaults=True, kw_only=True)
     reason: str
 
 
+class RedactionPattern(Struct, frozen=True, kw_only=True):
+    """One more form of secrets: an RE2 pattern; group 1, if it has one, is the secret."""
+
+    name: str
+    regex: str
+
+
+class RedactionRules(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What is redacted beyond the built-in forms, and values that are never. They decide what the fold reads."""
+
+    enabled: bool = True
+    patterns: tuple[RedactionPattern, ...] = ()
+    allow: tuple[str, ...] = ()
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """The settings the fold uses, one set per lane. Kinds are globs.
 
     ``reconcile_by_authority_kinds``: operations of these kinds are reconciled by an authority's word only.
+    ``redaction`` absent: the built-in forms. It is here because the fold reads redacted texts.
     """
 
     authority_required: bool = True
     approval_kinds: tuple[str, ...] = ()
     forbidden_kinds: tuple[str, ...] = ()
     reconcile_by_authority_kinds: tuple[str, ...] = ()
+    redaction: RedactionRules | UnsetType = UNSET

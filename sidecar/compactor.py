@@ -32,7 +32,7 @@ from sidecar.states import state_row
 from sidecar.summarizers import SummarizerFailure
 from sidecar.view import View, copy_view
 from storage.errors import Stale, StorageError
-from storage.records import Chain, CheckpointRow, JournalEntry, OutboxRow
+from storage.records import AttemptRow, Chain, CheckpointRow, JournalEntry, OutboxRow
 
 _AT_ONCE = 4
 """Attempts of a lane under way together; more wait."""
@@ -102,12 +102,12 @@ class Compactor:
         and never what the lane is there for."""
         try:
             async with self._limit:
+                # One whose end storage refused to take would keep every later one from beginning.
+                await self._close_open("storage", job.run)
                 await self._plan(job)
         except StorageError as error:
             log.warning("compaction given up: storage refuses", run=job.run, error=str(error))
-            hot = self._desk.runs.hot.get(job.run)
-            if hot is not None:
-                policy.given_up(hot.view.course_of(job.mode))
+            await self._refused(job)
         except Exception as error:
             log.error("compaction stopped by a defect", run=job.run, exc_info=error)
             self._desk.metrics.unforeseen("compaction")
@@ -118,6 +118,16 @@ class Compactor:
             hot = self._desk.runs.hot.get(job.run)
             if hot is not None:
                 hot.busy = max(0, hot.busy - 1)
+
+    async def _refused(self, job: Job) -> None:
+        """Record that storage ended the attempt, if storage takes that; else the run's next one does."""
+        try:
+            await self._close_open("storage", job.run)
+        except StorageError as error:
+            log.warning("end of a compaction not stored yet", run=job.run, error=str(error))
+        hot = self._desk.runs.hot.get(job.run)
+        if hot is not None:
+            policy.given_up(hot.view.course_of(job.mode))
 
     async def _broken(self, job: Job) -> None:
         """Count a defect as a failure, so that back-off, breaker and fallback hold for it as well."""
@@ -205,7 +215,7 @@ class Compactor:
                 await desk.commit(touched=[job.run])
                 return
             hot.view.trimmed(plan)
-            built = self._packets.build_with(job.run, "trimmed", checkpoint, hot.view)
+            built = await self._packets.build_on(job.run, "trimmed", checkpoint, hot.view)
             hot.view.note_packet(built.packet)
             said = self._packets.choice_notice(hot, hot.view, built)
             await desk.commit(touched=[job.run], outbox=[self._packets.row(built.packet), *said])
@@ -352,14 +362,14 @@ class Compactor:
         view: View = copy_view(hot.view)
         used = max(0, view.budget.used())
         view.covered(plan, job.budget)
-        draft = self._packets.build_with(job.run, "compacted", checkpoint, view)
+        draft = await self._packets.build_on(job.run, "compacted", checkpoint, view)
         # The text names no figure, so that the second build differs in nothing but these.
         after = view.after_take_up(draft.text_tokens)
         figures = view.figures(settings)._replace(used_before=used, used_after=max(0, min(after, used)))
         if not policy.gains(used, after, plan, settings):
             await self._failed_locked(attempt, hot, "invalid", ("no_gain",), generated)
             return
-        built = self._packets.build_with(job.run, "compacted", checkpoint, view, figures)
+        built = await self._packets.build_on(job.run, "compacted", checkpoint, view, figures)
         policy.committed(
             view.course,
             view.budget,
@@ -375,7 +385,7 @@ class Compactor:
         for code in generated.verdict.violations:
             view.violations[code] = view.violations.get(code, 0) + 1
         hot.view = view
-        state = state_row(desk, hot, checkpoint)
+        state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint))
         ending = Ending(
             "applied", None, used, figures.used_after, generated=generated, built=built, checkpoint=row
         )
@@ -490,36 +500,44 @@ class Compactor:
 
     async def close_interrupted(self) -> None:
         """Every attempt still open ends ``failed``/``interrupted``; the next one has a new id."""
+        await self._close_open("interrupted")
+
+    async def _close_open(self, reason: str, run: str | None = None) -> None:
+        """Close the lane's open attempts, or those of one run, as failed; nobody may be working on them."""
         desk = self._desk
         for row in await desk.store.open_attempts(desk.tenant, desk.lane):
-            async with desk.changing():
-                await desk.runs.load([row.run])
-                hot = desk.runs.hot[row.run]
-                body = msgspec.json.decode(row.body)
-                course = hot.view.course_of(body["mode"])
-                policy.failed(course, "interrupted", now=desk.wall(), settings=desk.budget)
-                job = Job(
-                    run=row.run,
-                    trigger=row.trigger,
-                    fallback=False,
-                    mode=body["mode"],
-                    ledger=hot.ledger.snapshot(),
-                    budget=hot.view.budget,
-                    course=copy.copy(course),
-                )
-                attempt = Attempt(
-                    attempt_id=row.attempt_id,
-                    job=job,
-                    first=row.first,
-                    through=row.through,
-                    range_digest=row.range_digest,
-                    handoff_position=row.handoff_position,
-                    ledger_digest=row.ledger_digest,
-                    number=body["number"],
-                    started_at=row.started_at,
-                )
-                desk.metrics.failed("interrupted")
-                await self._close(attempt, hot, "failed", "interrupted")
+            if run in (None, row.run):
+                async with desk.changing():
+                    await desk.runs.load([row.run])
+                    await self._close_row(row, desk.runs.hot[row.run], reason)
+
+    async def _close_row(self, row: AttemptRow, hot: HotRun, reason: str) -> None:
+        desk = self._desk
+        body = msgspec.json.decode(row.body)
+        course = hot.view.course_of(body["mode"])
+        policy.failed(course, reason, now=desk.wall(), settings=desk.budget)
+        job = Job(
+            run=row.run,
+            trigger=row.trigger,
+            fallback=False,
+            mode=body["mode"],
+            ledger=hot.ledger.snapshot(),
+            budget=hot.view.budget,
+            course=copy.copy(course),
+        )
+        attempt = Attempt(
+            attempt_id=row.attempt_id,
+            job=job,
+            first=row.first,
+            through=row.through,
+            range_digest=row.range_digest,
+            handoff_position=row.handoff_position,
+            ledger_digest=row.ledger_digest,
+            number=body["number"],
+            started_at=row.started_at,
+        )
+        desk.metrics.failed(reason)
+        await self._close(attempt, hot, "failed", reason)
 
 
 def _moved(now: policy.Course, then: policy.Course) -> bool:

@@ -20,6 +20,7 @@ Mode = Literal["observe", "shadow", "live"]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 Seconds = Annotated[float, Meta(ge=1, le=2_592_000)]
 Tokens = Annotated[int, Meta(ge=0, le=10_000_000)]
+Days = Annotated[float, Meta(ge=0, le=36_500)]
 
 
 _SECRET_KEY = re.compile(r"secret|password|passwd|api_?key|token$", re.IGNORECASE)
@@ -144,6 +145,32 @@ class Drain(Table, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(ge=0, le=3_600)] = 20.0
 
 
+class ExtraPattern(Table, frozen=True, kw_only=True):
+    """One more form of secrets: a pattern of RE2 syntax; group 1, if it has one, is the secret."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}$(?!\n)")]
+    regex: Annotated[str, Meta(min_length=1, max_length=500)]
+
+
+class Redaction(Table, frozen=True, kw_only=True):
+    """Secrets taken out of texts before anything is stored or shown; `allow` holds values that are none.
+
+    It belongs to what the lane folds: the owner publishes it, and it holds from there on.
+    """
+
+    enabled: bool = True
+    patterns: tuple[ExtraPattern, ...] = ()
+    allow: tuple[str, ...] = ()
+
+
+class Retention(Table, frozen=True, kw_only=True):
+    """Days after its end that a run is forgotten, with its whole family, by how it ended; 0 keeps it for ever."""
+
+    succeeded_days: Days = 0.0
+    failed_days: Days = 0.0
+    cancelled_days: Days = 0.0
+
+
 class Rule(Table, frozen=True, kw_only=True):
     """A mode for runs that carry all of `labels` (none: every run); without `mode` the general one holds."""
 
@@ -212,6 +239,8 @@ class Config(Table, frozen=True, kw_only=True):
     lease: Lease = Lease()
     logs: Logs = Logs()
     drain: Drain = Drain()
+    redaction: Redaction = Redaction()
+    retention: Retention = Retention()
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str] = {}
     file: Path | None = None

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import msgspec
 import msgspec.inspect
 
+from protocol import detectors
 from protocol.identifiers import is_token
-from sidecar.config_shape import KEYS, TABLES, Config, Problem, Rule, shown
+from sidecar.config_shape import KEYS, TABLES, Config, ExtraPattern, Problem, Rule, shown
 
 _AUTO = re.compile(r"auto/([0-9]{1,4})")
 _TOKEN_TEXT = "letters, digits, - and _, at most 128, not beginning with _"
@@ -204,6 +205,39 @@ def _rules(found: Given, problems: list[Problem]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+_MOST_PATTERNS = 32
+_MOST_ALLOWED = 256
+_PATTERNS_TEXT = f"at most {_MOST_PATTERNS} tables {{name, regex}} with different names of a-z, 0-9 and _"
+
+
+def _patterns(found: Given) -> tuple[ExtraPattern, ...]:
+    value = found.value
+    try:
+        if found.lenient and isinstance(value, str):
+            value = msgspec.json.decode(value) if value else []
+        patterns = msgspec.convert(value, tuple[ExtraPattern, ...])
+    except msgspec.MsgspecError as error:
+        raise Refused(f"{_PATTERNS_TEXT} ({error})") from None
+    known = {pattern.name for pattern in patterns} | set(detectors.KINDS)
+    if len(patterns) > _MOST_PATTERNS or len(known) != len(patterns) + len(detectors.KINDS):
+        raise Refused(f"{_PATTERNS_TEXT}, none of them built in")
+    for pattern in patterns:
+        try:
+            detectors.compiled(pattern.name, pattern.regex)
+        except ValueError as error:
+            raise Refused(
+                f"a pattern of RE2 syntax that matches no empty text ({pattern.name}: {error})"
+            ) from None
+    return patterns
+
+
+def _allowed_values(found: Given) -> tuple[str, ...]:
+    values: tuple[str, ...] = _convert(found, tuple[str, ...])
+    if len(values) > _MOST_ALLOWED or any(len(value) > 500 for value in values):
+        raise Refused(f"at most {_MOST_ALLOWED} texts of at most 500 letters, each the whole of a value")
+    return values
+
+
 _READERS: dict[str, Callable[[Given], Any]] = {
     "tenant": _token,
     "lanes": _lanes,
@@ -212,6 +246,8 @@ _READERS: dict[str, Callable[[Given], Any]] = {
     "nats.creds": _existing_file,
     "admin.listen": _listen,
     "summarizer.base_url": _url("http", "https"),
+    "redaction.patterns": _patterns,
+    "redaction.allow": _allowed_values,
 }
 _TYPES: dict[str, Any] = {
     **{name: kind for name, kind in get_type_hints(Config, include_extras=True).items() if name in KEYS},

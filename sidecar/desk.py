@@ -11,11 +11,17 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
+from typing import Final, TypeVar
 
 import anyio
+import anyio.to_thread
+from msgspec import UNSET
 
+from protocol.content import RedactionPattern, RedactionRules
 from protocol.events import Settings
+from protocol.redaction import DEFAULT, Redactor, redactor_for
 from sidecar.config import Config
+from sidecar.config_shape import Redaction
 from sidecar.core.budget import BudgetSettings
 from sidecar.health import Health
 from sidecar.metrics import Metrics
@@ -33,6 +39,11 @@ from storage.records import (
     Unit,
 )
 from storage.store import Store
+
+T = TypeVar("T")
+
+_LARGE_LEDGER: Final = 200
+"""Items in the hot view from which on building on a ledger takes longer than handing it to a thread."""
 
 
 def rfc3339(seconds: float) -> str:
@@ -76,6 +87,20 @@ def fold_settings_of(config: Config) -> Settings:
         approval_kinds=tuple(config.authority.approval_kinds),
         forbidden_kinds=tuple(config.authority.forbidden_kinds),
         reconcile_by_authority_kinds=tuple(config.operations.reconcile_by_authority_kinds),
+        redaction=UNSET if config.redaction == _PLAIN else _redaction(config),
+    )
+
+
+_PLAIN = Redaction()
+
+
+def _redaction(config: Config) -> RedactionRules:
+    return RedactionRules(
+        enabled=config.redaction.enabled,
+        patterns=tuple(
+            RedactionPattern(name=pattern.name, regex=pattern.regex) for pattern in config.redaction.patterns
+        ),
+        allow=config.redaction.allow,
     )
 
 
@@ -117,6 +142,12 @@ class Desk:
         self.config = config
         self.budget = budget_settings(config)
 
+    @property
+    def redactor(self) -> Redactor:
+        """What takes secrets out of texts under the settings the lane folds by now."""
+        rules = self.runs.lane.settings.redaction
+        return DEFAULT if rules is UNSET else redactor_for(rules)
+
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
         """Hold the lock to change what is in memory and commit it.
@@ -130,6 +161,16 @@ class Desk:
             except BaseException:
                 self.runs.discard()
                 raise
+
+    async def aside(self, run: str, work: Callable[[], T]) -> T:
+        """What ``work`` makes of a run's ledger; hold the lock, so that nothing changes under it.
+
+        Of a large ledger on a thread: the loop serves other lanes, and the lease, meanwhile.
+        """
+        ledger = self.runs.ledgers[run]
+        if sum(len(items) for items in ledger.active.values()) < _LARGE_LEDGER:
+            return work()
+        return await anyio.to_thread.run_sync(work)
 
     def now(self) -> datetime:
         """The wall clock, UTC, to the millisecond."""

@@ -12,7 +12,6 @@ from typing import Final
 import anyio
 import anyio.to_thread
 import msgspec
-import structlog
 
 from protocol.codec import encode
 from protocol.identifiers import parse_ref
@@ -27,15 +26,12 @@ from sidecar.core.tokens import bytes_tokens
 from sidecar.core.validation import Limits, SchemaInvalid, Verdict, decode_summary, validate
 from sidecar.desk import Desk
 from sidecar.summarizers import Summarizer, SummarizerFailure
-from storage.errors import StorageError
 
 SUMMARY_SHARE: Final = 0.3
 """Part of the packet's budget that a summary may take; the rest is for what is protected."""
 LEAST_SUMMARY_TOKENS: Final = 400
 INSTRUCTIONS: Final = ""
 """The deterministic summariser takes none."""
-
-log = structlog.get_logger(__name__)
 
 _NO_SUMMARY: Final = Summary(
     accepted_decisions=(),
@@ -78,26 +74,8 @@ class Generation:
     ) -> Generated:
         """One validated candidate, accepted or not. ``runs`` is the family with the run as of the handoff.
 
-        Raises ``SummarizerFailure`` when there is no candidate at all, ``StorageError``.
+        Raises ``SummarizerFailure`` when there is no candidate at all.
         """
-        try:
-            return await self._generate(attempt, runs, covered, previous, range_tokens)
-        except (SummarizerFailure, StorageError):
-            raise
-        except Exception as error:
-            # Whatever a summariser does or answers, its run goes on: a defect met here is a failed attempt,
-            # which backs off and opens the breaker. Let through, it would end the lane, again and again.
-            log.exception("summary failed by a defect", run=attempt.run, attempt_id=attempt.attempt_id)
-            raise SummarizerFailure("invalid", f"a defect: {type(error).__name__}") from error
-
-    async def _generate(
-        self,
-        attempt: Attempt,
-        runs: Mapping[str, Ledger],
-        covered: Sequence[TailItem],
-        previous: Summary | None,
-        range_tokens: int,
-    ) -> Generated:
         summarizer = self._primary
         if attempt.job.fallback and self._fallback is not None:
             summarizer = self._fallback

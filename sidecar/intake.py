@@ -1,4 +1,4 @@
-"""The way of an event: delivered → decoded → deduplicated → folded → one transaction.
+"""The way of an event: delivered → decoded → deduplicated → redacted → folded → one transaction.
 
 One reader per lane, in stream order. It decides what is accepted, rejected or a duplicate, and where a
 batch must end because a compaction falls due there. It sends nothing itself: what it has to say goes
@@ -37,11 +37,14 @@ Key = tuple[str, subjects.Channel, str]
 class Incoming:
     """One delivery on its way: either an event or the reason why it is none."""
 
-    __slots__ = ("channel", "delivery", "event", "key", "problem", "run", "sha256")
+    __slots__ = ("body", "channel", "delivery", "event", "key", "problem", "redacted", "run", "sha256")
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
         self.sha256 = hashlib.sha256(delivery.payload).digest()
+        self.body = delivery.payload
+        """What is kept: as it came, or without its secrets."""
+        self.redacted = False
         self.run: str | None = None
         self.channel: subjects.Channel = "event"
         self.event: Event | None = None
@@ -199,16 +202,23 @@ class Intake:
         if item.run == subjects.LANE_TOKEN:
             self._lane_record(item.event, chunk)
             return False
+        try:
+            event = self._redact(item, chunk)
+        except ProtocolError as error:
+            self._reject(item, error, chunk)
+            return False
         outcome = core.fold(
             desk.runs.lane,
             desk.runs.ledgers,
             item.run,
-            item.event,
+            event,
             core.Origin(channel=item.channel, stream_seq=item.delivery.stream_seq),
         )
         if outcome.rejection is not None:
             code, detail = outcome.rejection
             self._reject(item, ProtocolError(code, detail, item.event.id), chunk)  # type: ignore[arg-type]
+            # Refused, but not lost: its number and its violation count, on disk as well.
+            chunk.touched |= outcome.touched
             if item.run in desk.runs.ledgers:
                 self._observer.after_rejection(item.run, outcome, item, chunk)
             return False
@@ -219,6 +229,19 @@ class Intake:
         chunk.touched |= outcome.touched
         chunk.touched.add(item.run)
         return self._observer.folded(item.run, hot, outcome, item, chunk)
+
+    def _redact(self, item: Incoming, chunk: Chunk) -> Event:
+        """The event without its secrets, which is all that anything behind this line sees.
+
+        Only the digest stays that of the message as it came, so that it is known again and its chain holds.
+        """
+        assert item.event is not None
+        found = self._desk.redactor.message(item.body)
+        if found is not None:
+            item.event = decode_event(found.payload, run=item.run, channel=item.channel)
+            item.body, item.redacted = found.payload, True
+            chunk.after.append(lambda: self._desk.metrics.redacted(found.counts))
+        return item.event
 
     def _entry(self, item: Incoming, hot: HotRun) -> JournalEntry:
         assert item.event is not None
@@ -234,7 +257,8 @@ class Intake:
             type=type_of(item.event),
             sha256=item.sha256,
             chain=hot.chain,
-            body=item.delivery.payload,
+            body=item.body,
+            redacted=item.redacted,
         )
 
     def _lane_record(self, event: Event, chunk: Chunk) -> None:
@@ -279,7 +303,7 @@ class Intake:
                 item.delivery.stream_seq,
                 item.delivery.subject,
                 problem.code,
-                problem.detail,
+                desk.redactor.text(problem.detail),
                 problem.event_id,
             )
         )

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Final, get_args
 
 from protocol import asks, errors, events, handoff, subjects
+from protocol.detectors import KINDS
 
 OTHER: Final = "other"
 
@@ -88,3 +89,4 @@ RETRIEVALS: Final = (
 )
 STORAGE_ERRORS: Final = ("full", "busy", "io", "corrupt")
 PARTS: Final = ("lane", "compaction")
+SECRETS: Final = KINDS

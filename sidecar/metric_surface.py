@@ -53,6 +53,9 @@ SURFACE: Final[dict[str, Declared]] = {
     "events_rejected_total": _counter("Messages refused.", code=labels.REJECTION_CODES),
     "events_duplicate_total": _counter("Messages that were known already."),
     "rejections_suppressed_total": _counter("Refusals not published because of the limit per run."),
+    "redactions_total": _counter(
+        "Secrets taken out of texts before anything was stored.", kind=labels.SECRETS
+    ),
     "intake_lag_events": _gauge("Messages in the stream not yet folded."),
     "intake_commit_seconds": _histogram("Time of one intake transaction.", _SECONDS),
     "consumer_restarts_total": _counter("Consumers made anew because they were gone or out of order."),

@@ -19,7 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from sidecar.metric_labels import EFFECT_PREVENTED_CODES, LEVELS, OTHER
+from sidecar.metric_labels import EFFECT_PREVENTED_CODES, LEVELS, OTHER, SECRETS
 from sidecar.metric_surface import PREFIX, SURFACE, Declared
 
 _CONTENT_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -152,6 +152,11 @@ class Metrics:
         self._count("events_rejected_total", code)
         if not published:
             self._count("rejections_suppressed_total")
+
+    def redacted(self, counts: Mapping[str, int]) -> None:
+        """Secrets of these kinds were taken out of a message; configured ones count as `custom`."""
+        for kind, number in counts.items():
+            self._count("redactions_total", kind if kind in SECRETS else "custom", by=number)
 
     def duplicate(self) -> None:
         """A message was known already."""

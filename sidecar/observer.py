@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from protocol.codec import digest
 from protocol.events import (
     Event,
     GapDeclared,
@@ -26,12 +25,12 @@ from protocol.events import (
     type_of,
 )
 from protocol.handoff import Recent
-from sidecar.core import policy
+from sidecar.core import family, policy
 from sidecar.core.budget import LEVELS, Observed, at_least, observe
 from sidecar.core.excerpt import content_text, first_sentence
 from sidecar.core.fold import Outcome
 from sidecar.core.resume import resume_faults
-from sidecar.core.state import Head, ledger_value
+from sidecar.core.state import Head
 from sidecar.deadlines import Deadlines, note_changes
 from sidecar.desk import Desk
 from sidecar.packets import Packets
@@ -50,6 +49,19 @@ _TICK_SECONDS = 1.0
 
 _OF_THE_AGENT = frozenset({"authorization.requested", "run.resumed", "usage.reported", "boundary.marked"})
 """Types that are no news to the agent whatever channel they come on."""
+_FOR_DESCENDANTS = frozenset(
+    {
+        "run.started",
+        "run.paused",
+        "run.resumed",
+        "constraint.set",
+        "constraint.lifted",
+        "policy.released",
+        "gap.accepted",
+        "gap.declared",
+    }
+)
+"""Types that may change what holds for the runs below."""
 
 log = structlog.get_logger(__name__)
 
@@ -109,12 +121,22 @@ class Observer:
             chunk.after.append(lambda: self._packets.mark(run, "paused"))
         else:
             chunk.after.append(lambda: self._packets.mark(run, "changed"))
+        if name in _FOR_DESCENDANTS or outcome.gaps:
+            chunk.after.append(partial(self._mark_descendants, run))
         if name == "run.finished" and head.finished is not None and not outcome.late and not outcome.foreign:
             self._finished(hot, head, chunk)
         if outcome.decision is not None:
             decision, version = outcome.decision, head.version
             chunk.after.append(lambda: self._responder.decided(run, event.id, decision, version))
         return self._decide(run, hot, item, chunk)
+
+    def _mark_descendants(self, run: str) -> None:
+        """What holds for a run holds for those it spawned: their packets may say something new."""
+        runs = self._desk.runs.ledgers
+        for ledger in family.members(runs, run) if run in runs else ():
+            name = ledger.head.run
+            if name != run and family.descends(runs, name, run):
+                self._packets.mark(name, "changed")
 
     def after_rejection(self, run: str, outcome: Outcome, item: Incoming, chunk: Chunk) -> None:
         """A message the fold rejected may still count as a violation of the run."""
@@ -187,7 +209,7 @@ class Observer:
             policy.follow(view.shadow, view.budget, observed, settings)
 
     def _level(self, run: str, hot: HotRun, observed: Observed, chunk: Chunk) -> None:
-        desk, view, head = self._desk, hot.view, hot.ledger.head
+        desk, head = self._desk, hot.ledger.head
         chunk.outbox.append(
             desk.voice.notice(
                 run,
@@ -202,8 +224,6 @@ class Observer:
         )
         rose = LEVELS.index(observed.level_after) > LEVELS.index(observed.level_before)
         if rose and observed.level_before == "ok":
-            view.handoff_position = head.position
-            view.handoff_digest = digest(ledger_value(hot.ledger))
             chunk.after.append(lambda: self._packets.mark(run, "checkpoint"))
 
     def _recent(self, hot: HotRun, event: Message) -> None:
@@ -355,7 +375,8 @@ class Observer:
         """The state of these runs as they stand in memory, for whoever owns the lane next; hold the lock."""
         rows = []
         for run in runs:
-            row = state_row(self._desk, self._desk.runs.hot[run], await self._packets.checkpoint(run))
+            checkpoint, hot = await self._packets.checkpoint(run), self._desk.runs.hot[run]
+            row = await self._desk.aside(run, partial(state_row, self._desk, hot, checkpoint))
             rows.extend([row] if row is not None else [])
         return rows
 

@@ -26,6 +26,8 @@ from storage.errors import StorageError
 from storage.records import CheckpointRow, OutboxRow
 
 _PACE_SECONDS: Final = 1.0
+_PACE_SHARE: Final = 10
+"""Of the time between two packets of a run, at most one part in so many is spent on building them."""
 _TICK_SECONDS: Final = 0.05
 _HEADROOM_BYTES: Final = 4096
 _REMEMBERED: Final = 2_000
@@ -114,7 +116,18 @@ class Packets:
 
     async def build(self, run: str, reason: PacketReason) -> Built:
         """A packet of the run as it stands; hold the lock, the run must be hot."""
-        return self.build_with(run, reason, await self.checkpoint(run), self._desk.runs.hot[run].view)
+        return await self.build_on(run, reason, await self.checkpoint(run), self._desk.runs.hot[run].view)
+
+    async def build_on(
+        self,
+        run: str,
+        reason: PacketReason,
+        checkpoint: StateCheckpoint | None,
+        view: View,
+        figures: BudgetFigures | None = None,
+    ) -> Built:
+        """As ``build_with``, and the loop goes on meanwhile where the ledger is large."""
+        return await self._desk.aside(run, lambda: self.build_with(run, reason, checkpoint, view, figures))
 
     def build_with(
         self,
@@ -224,8 +237,11 @@ class Packets:
                 return
             if len(self._due) >= _REMEMBERED * 5:
                 self._due.clear()
-            self._due[run] = desk.mono() + _PACE_SECONDS
+            began = desk.mono()
             built = await self.build(run, reason)
+            # A packet that takes long is made more seldom, so that one run does not take the lane for itself.
+            took = desk.mono() - began
+            self._due[run] = began + max(_PACE_SECONDS, took * _PACE_SHARE)
             view, packet = hot.view, built.packet
             said = view.published
             same = said.protected_digest == packet.protected_digest and said.verdict == packet.verdict

@@ -230,7 +230,7 @@ class Responder:
             if not isinstance(step, policy.Prepare):
                 return self._compact_reply("deferred", reason="cool_down")
             job = self._compactor.prepare(
-                run, step.trigger, fallback=step.fallback, reason=request.reason or ""
+                run, step.trigger, fallback=step.fallback, reason=desk.redactor.text(request.reason or "")
             )
         if job is None:
             raise AskRefused("unavailable", "the daemon is stopping; ask again")
@@ -256,6 +256,9 @@ class Responder:
     async def _authorize(self, run: str, request: asks.AskAuthorize) -> bytes:
         desk = self._desk
         acts = request.operation_id is not None and not request.dry_run
+        if request.target is not None:
+            # What it is compared with has lost its secrets too.
+            request = msgspec.structs.replace(request, target=desk.redactor.text(request.target))
         async with desk.lock:
             hot = await self._hot(run)
             postpone = await self._postpones(run, hot, request)

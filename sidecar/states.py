@@ -35,6 +35,11 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
     head = hot.ledger.head
     value = ledger_value(hot.ledger)
     ledger = encode(value)
+    most = min(MAX_STATE_BYTES, desk.max_payload - 4096)
+    if len(ledger) > most:
+        # Told before its digest is taken, which costs more than everything else together.
+        _say_too_large(head.run, len(ledger))
+        return None
     state = RunState(
         epoch=desk.voice.epoch,
         fold_version=FOLD_VERSION,
@@ -52,8 +57,8 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
         hash_chain=f"sha256:{hot.chain.hex()}",
     )
     payload = encode(state)
-    if len(payload) > min(MAX_STATE_BYTES, desk.max_payload - 4096):
-        log.warning("state too large for a message, left out", run=head.run, bytes=len(payload))
+    if len(payload) > most:
+        _say_too_large(head.run, len(payload))
         return None
     return OutboxRow(
         stream="state",
@@ -70,3 +75,7 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
         ),
         payload=payload,
     )
+
+
+def _say_too_large(run: str, size: int) -> None:
+    log.warning("state too large for a message, left out", run=run, bytes=size)

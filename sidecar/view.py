@@ -67,9 +67,6 @@ class View(msgspec.Struct, kw_only=True):
     """Of the tail when the newest checkpoint was committed, what was cleared left out."""
     tail_total: Estimate = NOTHING
     """The budget's running total then."""
-    handoff_position: int = 0
-    handoff_digest: str = ""
-    """The ledger's digest at the newest crossing of level ``checkpoint``."""
     trims: int = 0
     last_attempt: str = ""
     missing_artifacts: tuple[str, ...] = ()

@@ -59,7 +59,12 @@ def page(
     if row is None or limit < 1 or through <= after:
         return []
     run_no, last = row
-    values: dict[str, Any] = {"after": after, "through": through, "limit": limit, "record": CHANNEL_NO["record"]}
+    values: dict[str, Any] = {
+        "after": after,
+        "through": through,
+        "limit": limit,
+        "record": CHANNEL_NO["record"],
+    }
     values |= {f"type{number}": name for number, name in enumerate(types)}
     named = f"AND h.type IN ({', '.join(f':type{number}' for number in range(len(types)))})" if types else ""
     start = _mark(connection, run_no, min(through, after + limit)) if not types else None

@@ -223,7 +223,8 @@ class _Look:
         return (row for (row,) in rows)
 
     def _filter(self) -> tuple[str, list[str | int]]:
-        sql, values = "", []
+        sql = ""
+        values: list[str | int] = []
         wanted = self._wanted
         if wanted.first > 0:
             sql += " AND r.position >= ?"

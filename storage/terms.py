@@ -36,7 +36,7 @@ _EDGES = "\"'`,;!?()[]{}<>…。、，「」“”‘’"
 
 
 def _base_letters() -> dict[int, str]:
-    table = {mark: "" for mark in range(0x300, 0x370)}
+    table = dict.fromkeys(range(0x300, 0x370), "")
     for code in (*range(0xC0, 0x250), *range(0x1E00, 0x1F00)):
         letters = "".join(
             letter for letter in unicodedata.normalize("NFD", chr(code)) if not unicodedata.combining(letter)
@@ -126,9 +126,7 @@ _LONG: Final = 1_500
 
 def weights(query: Query, found: Sequence[int], total: int) -> list[float]:
     """What each term tells: ``found`` of ``total`` messages hold it."""
-    return [
-        math.log(1 + (total + 1) / (count + 0.5)) for _, count in zip(query.terms, found, strict=True)
-    ]
+    return [math.log(1 + (total + 1) / (count + 0.5)) for _, count in zip(query.terms, found, strict=True)]
 
 
 def score(query: Query, weight: Sequence[float], text: str) -> float:
@@ -221,8 +219,7 @@ def _best(query: Query, weight: Sequence[float], text: str) -> tuple[int, int]:
             return found.span()
     places: list[tuple[float, int, int]] = []
     for term, worth in zip(query.terms, weight, strict=True):
-        for at in _places(term, low):
-            places.append((worth, at, at + len(term.literal)))
+        places.extend((worth, at, at + len(term.literal)) for at in _places(term, low))
         if not places and term.words and (found := _spread(term).search(low)) is not None:
             places.append((worth * 0.7, *found.span()))
     if not places:

@@ -1,4 +1,4 @@
-"""What a statement claims that can be checked without understanding it: figures, forbidden names, secrets.
+"""What a statement claims that can be checked without understanding it: figures, forbidden names, raw content.
 
 Deterministic text rules over one statement, shared by the deterministic summariser (which leaves such
 statements out) and by validation (which removes or rejects them). Nothing here judges whether prose is true.
@@ -28,21 +28,6 @@ _NUMBER = re.compile(r"\d+(?:[.,_:]\d+)*")
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _ESCAPED_SPACE = re.compile(r"\\[nrtfb]")
 
-_SECRET = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|\bsk-(?:ant-|proj-|live-|test-)?[A-Za-z0-9_-]{16,}"
-    r"|\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\bglpat-[A-Za-z0-9_-]{16,}"
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}|\bya29\.[A-Za-z0-9_-]{20,}"
-    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[A-Za-z0-9_-]{30,}|\bhf_[A-Za-z0-9]{30,}"
-    r"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
-    r"|\b(?:bearer|basic)\s+[A-Za-z0-9+/_.~-]{16,}=*"
-    r"|[a-z][a-z0-9+.-]*://[^\s/:@\"]+:[^\s/@\"]{3,}@"
-    r"|[\w-]*(?:secret|password|passwd|api[_-]?key)[\w-]*[\"']?\s*[:=]\s*[\"']?(?![\[<*$%{])"
-    r"(?=[^\s\"',;]*\d|[^\s\"',;]{12})[^\s\"',;]{6,}"
-    r"|[\w-]*token[\w-]*[\"']?\s*[:=]\s*[\"']?(?=[^\s\"',;]*\d)(?=[^\s\"',;]*[a-z])[^\s\"',;]{10,}",
-    re.IGNORECASE,
-)
 _MARKUP = re.compile(
     r"<\|[^|>\n]{1,40}\|>|\[/?INST\]|<</?SYS>>"
     r"|</?(?:system|assistant|user|human|developer|tool_result|tool_use|function_calls|function_results)\b[^>]{0,80}>",
@@ -249,11 +234,6 @@ def _stands(wanted: str, text: str, number: bool) -> bool:
 
 
 # --- content ----------------------------------------------------------------------------------------------
-
-
-def holds_secret(text: str) -> bool:
-    """Whether a credential seems to stand in the text."""
-    return _SECRET.search(text) is not None
 
 
 def looks_raw(text: str) -> bool:

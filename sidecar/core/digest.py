@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from protocol.codec import encode
 from protocol.content import NextAction
+from protocol.redaction import holds_secret
 from protocol.summary import Exchange, Statement, SummarizeRequest, Summary
-from sidecar.core.claims import Rules, Sources, holds_secret, looks_raw
+from sidecar.core.claims import Rules, Sources, looks_raw
 from sidecar.core.excerpt import clip, cut_at_sentence, plain
 from sidecar.core.findings import FileRead, Finding, findings, spoken
 from sidecar.core.tokens import BYTES_PER_TOKEN

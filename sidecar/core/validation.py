@@ -17,6 +17,7 @@ from protocol.codec import decode_struct, encode
 from protocol.content import NextAction
 from protocol.errors import ProtocolError
 from protocol.identifiers import parse_ref
+from protocol.redaction import holds_secret
 from protocol.summary import Exchange, Statement, Summary
 from sidecar.core.claims import (
     STATEMENT_CHARS,
@@ -24,7 +25,6 @@ from sidecar.core.claims import (
     Rules,
     Sources,
     figures,
-    holds_secret,
     looks_raw,
     statement_tokens,
     statements_of,

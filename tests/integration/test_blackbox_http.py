@@ -39,9 +39,15 @@ async def box(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> A
 
 async def test_a_running_daemon_is_alive_and_ready(box: Box) -> None:
     assert (await box.get("/healthz")).status_code == 200
+    await eventually(lambda: _owned(box), "ownership")
     ready = await box.get("/readyz")
     assert ready.status_code == 200
     assert ready.json()["ready"] is True
+
+
+async def _owned(box: Box) -> bool:
+    owned = await box.metric("lanes_owned") == 1
+    return owned and (await box.get("/readyz")).status_code == 200
 
 
 async def test_every_documented_metric_is_there(box: Box) -> None:

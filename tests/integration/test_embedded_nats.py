@@ -1,6 +1,6 @@
 """The embedded server: ready when it says so, gone when the daemon is, whatever ended the daemon."""
 
-# ruff: noqa: ASYNC220, ASYNC240  (a test may block its own loop for a moment)
+# ruff: noqa: ASYNC220  (a test may block its own loop for a moment)
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ says goes out as bytes, and questions are ordinary requests.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -140,14 +141,15 @@ class Box:
         )
 
     async def ask(self, run: str, verb: str, client: Client | None = None, **body: Any) -> Answer:
-        """A question about everything sent to the run so far; asked again while it says so."""
+        """A question about everything sent to the run so far; asked again as the protocol says."""
         if run in self.newest:
             body.setdefault("after", self.newest[run])
         with anyio.fail_after(WAIT_SECONDS):
             while True:
-                answer = await self.ask_once(run, verb, body, client)
-                if answer.code not in ("unavailable", "behind"):
-                    return answer
+                with contextlib.suppress(nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                    answer = await self.ask_once(run, verb, body, client)
+                    if answer.code not in ("unavailable", "behind"):
+                        return answer
                 await anyio.sleep(0.02)
 
     async def packet(self, run: str) -> Json:

@@ -184,8 +184,7 @@ class Harness:
         word before the ``user_at``-th result (0: none); the ids of all but that word."""
         names = [f"call-{self.count}-{number}" for number in range(len(order))]
         said = [self.tell("message", run=run, role="assistant", content="I look at these together.")]
-        for name in names:
-            said.append(self.tell("tool.called", run=run, call_id=name, tool="bash", arguments={}))
+        said += [self.tell("tool.called", run=run, call_id=n, tool="bash", arguments={}) for n in names]
         for place, number in enumerate(order):
             if user_at and place == user_at:
                 self.tell("message", run=run, role="user", content=f"hurry ({self.count})")

@@ -194,6 +194,7 @@ class Voyage:
             assert await life.looks(run) == self.truth.looks(run)
             packet = await life.packet(run)
             assert packet["protected_digest"] == self.truth.protected_digest(run)
+            prove_shown(packet, self.truth.protected(run))
             seen = self.seen.setdefault(run, [])
             seen.append(Seen.of(packet, self.truth))
             if len(seen) > 1:
@@ -271,6 +272,25 @@ def _ends(kind: str, name: str, body: dict[str, Any]) -> bool:
             return type_ == "step.changed"
         case _:
             return type_ in ("message", "boundary.marked")
+
+
+def prove_shown(packet: dict[str, Any], protected: dict[str, Any]) -> None:
+    """The protected part stands in the packet as it is, wherever the boundary lies (texts here are short, so
+    that none needs shortening)."""
+    live = [item for item in packet["operations"] if item["state"] in ("not_started", "pending", "unknown")]
+    bare = [{name: value for name, value in item.items() if name not in ("may", "receipt")} for item in live]
+    assert bare == protected["operations"]
+    task = {name: value for name, value in packet["task"].items() if name != "user_messages"}
+    assert task == protected["task"]
+    for name in ("inputs", "policy", "questions", "approvals", "contradictions", "parent"):
+        assert packet[name] == protected[name], name
+    plan = [item for item in packet["progress"]["plan"] if item["state"] in ("todo", "doing")]
+    wanted = [item for item in protected["progress"]["plan"] if item["state"] in ("todo", "doing")]
+    assert plan == wanted
+    for name in ("phase", "focus", "next_action", "uncertain"):
+        assert packet["progress"][name] == protected["progress"][name], name
+    for name in ("artifacts", "evidence"):
+        assert all(item in packet[name] for item in protected[name])
 
 
 async def prove_coverage(life: Life, truth: Truth, run: str) -> None:

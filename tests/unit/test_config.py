@@ -49,6 +49,12 @@ DEFAULTS = {
     "logs.level": "info",
     "logs.format": "auto",
     "drain.seconds": 20.0,
+    "redaction.enabled": True,
+    "redaction.patterns": (),
+    "redaction.allow": (),
+    "retention.succeeded_days": 0.0,
+    "retention.failed_days": 0.0,
+    "retention.cancelled_days": 0.0,
     "rules": (),
 }
 
@@ -123,6 +129,12 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         "logs.level": "debug",
         "logs.format": "json",
         "drain.seconds": "0",
+        "redaction.enabled": "false",
+        "redaction.patterns": '[{"name":"badge","regex":"BADGE-([0-9]{6})"}]',
+        "redaction.allow": "hunter2, AKIAEXAMPLE",
+        "retention.succeeded_days": "30",
+        "retention.failed_days": "90.5",
+        "retention.cancelled_days": "7",
         "rules": '[{"labels":{"team":"x"},"mode":"observe","bypass":true}]',
     }
     assert texts.keys() == DEFAULTS.keys()
@@ -182,6 +194,16 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         format = "json"
         [drain]
         seconds = 0
+        [redaction]
+        enabled = false
+        allow = ["hunter2", "AKIAEXAMPLE"]
+        [[redaction.patterns]]
+        name = "badge"
+        regex = 'BADGE-([0-9]{{6}})'
+        [retention]
+        succeeded_days = 30
+        failed_days = 90.5
+        cancelled_days = 7
         [[rules]]
         labels = {{ team = "x" }}
         mode = "observe"
@@ -300,6 +322,21 @@ def test_all_mistakes_are_named_at_once_with_key_source_value_and_what_is_allowe
         ("rules", "[1]"),
         ("logs.level", "trace"),
         ("drain.seconds", "-1"),
+        ("redaction.enabled", "maybe"),
+        ("redaction.patterns", "BADGE"),
+        ("redaction.patterns", '[{"name":"Badge","regex":"x"}]'),
+        ("redaction.patterns", '[{"name":"badge","regex":"("}]'),
+        ("redaction.patterns", '[{"name":"badge","regex":"x*"}]'),
+        ("redaction.patterns", r'[{"name":"badge","regex":"(a)\\1"}]'),
+        ("redaction.patterns", '[{"name":"jwt","regex":"x"}]'),
+        ("redaction.patterns", '[{"name":"a","regex":"x"},{"name":"a","regex":"y"}]'),
+        ("redaction.patterns", [{"name": f"p{number}", "regex": "x"} for number in range(33)]),
+        ("redaction.patterns", [{"name": "a", "regex": "x" * 501}]),
+        ("redaction.allow", ["x" * 501]),
+        ("redaction.allow", [""]),
+        ("redaction.allow", [f"v{number}" for number in range(257)]),
+        ("retention.failed_days", "-1"),
+        ("retention.failed_days", "36501"),
     ],
 )
 def test_values_out_of_bounds_are_refused(key: str, value: object) -> None:
@@ -321,6 +358,11 @@ def test_values_out_of_bounds_are_refused(key: str, value: object) -> None:
         ("lanes", "-a,0"),
         ("nats.creds", ""),
         ("rules", ""),
+        ("redaction.patterns", ""),
+        ("redaction.patterns", [{"name": "a", "regex": "(a+)+$"}]),
+        ("redaction.allow", ""),
+        ("retention.failed_days", 36_500),
+        ("retention.succeeded_days", 0),
     ],
 )
 def test_values_just_inside_are_taken(key: str, value: object) -> None:

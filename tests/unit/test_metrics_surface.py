@@ -52,6 +52,7 @@ SURFACE: dict[str, tuple[str, tuple[str, ...]]] = {
     "build_info": (G, ("python", "sqlite", "version")),
     # Ours besides.
     "unforeseen_errors_total": (C, ("part",)),
+    "redactions_total": (C, ("kind",)),
     "rejections_suppressed_total": (C, ()),
     "consumer_restarts_total": (C, ()),
     "stream_resets_total": (C, ()),

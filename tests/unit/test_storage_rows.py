@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from storage import (
     StoredOutbox,
     TombstoneRow,
 )
+from storage.records import PacketRow
 from support.storage_rows import (
     LANE,
     TENANT,

@@ -1,0 +1,86 @@
+"""Search rows of a run: what compaction covered is indexed off the hot path, what came since is read anew.
+
+Idempotent and safe to stop anywhere: how far a run is indexed is stored with the rows. It holds no lock, and a
+refused commit costs speed only, since whatever is not indexed is searched as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import anyio.to_thread
+import structlog
+
+from protocol.codec import decode_event
+from protocol.errors import ProtocolError
+from sidecar.core.searchable import searchable
+from sidecar.desk import Desk
+from storage.errors import StorageError
+from storage.evidence import StoredMessage
+from storage.records import SearchRow, Unit
+
+PAGE_MESSAGES: Final = 256
+PAGE_BYTES: Final = 512 * 1024
+"""About what one commit of search rows holds: the writer is shared with the intake."""
+
+log = structlog.get_logger(__name__)
+
+
+class Indexing:
+    """One lane's search rows."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def cover(self, run: str, through: int) -> None:
+        """Index the run's messages up to a position. Storage trouble is told and left for the next time."""
+        try:
+            await self.catch_up(run, through)
+        except StorageError as error:
+            log.warning("history not indexed yet", run=run, error=str(error))
+
+    async def catch_up(self, run: str, through: int) -> None:
+        """The same; raises ``StorageError``."""
+        desk = self._desk
+        at = await desk.store.searchable_through(desk.tenant, desk.lane, run)
+        while at < through:
+            messages = await desk.store.evidence(
+                desk.tenant,
+                desk.lane,
+                run,
+                after=at,
+                through=through,
+                limit=PAGE_MESSAGES,
+                max_bytes=PAGE_BYTES,
+            )
+            if not messages:
+                return
+            rows = await anyio.to_thread.run_sync(search_rows, run, messages)
+            at = messages[-1].entry.position
+            if not rows or rows[-1].position < at:
+                # How far the index goes is told by its last row.
+                last = messages[-1].entry
+                rows.append(_row(run, last.position, last.event_id, last.type, ""))
+            await desk.store.commit(Unit(tenant=desk.tenant, lane=desk.lane, search=tuple(rows)))
+
+
+def search_rows(run: str, messages: Sequence[StoredMessage]) -> list[SearchRow]:
+    """The rows of what can be searched for; CPU only, run it off the loop."""
+    rows = []
+    for message in messages:
+        entry = message.entry
+        if not entry.body or not message.sound:
+            continue
+        try:
+            text = searchable(decode_event(entry.body, channel=entry.channel))
+        except ProtocolError:
+            continue
+        if text:
+            rows.append(_row(run, entry.position, entry.event_id, entry.type, text))
+    return rows
+
+
+def _row(run: str, position: int, event_id: str, type_: str, text: str) -> SearchRow:
+    # Behind # stands what tells messages about one item apart; the id is what stands before it.
+    return SearchRow(run=run, position=position, event_id=event_id.split("#")[0], type=type_, text=text)
