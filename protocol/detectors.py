@@ -16,23 +16,19 @@ from typing import Any, Final, NamedTuple
 
 import re2  # type: ignore[import-untyped]
 
-LONGEST_VALUE: Final = 512
-"""So many bytes of a value that a name gives away are judged; what goes is the whole of it."""
-MOST_JUDGED: Final = 5_000
-"""Beyond so many named values in one text each of them goes unjudged: judging is what costs."""
-
-_BYTES: Final = re2.Options()
-_BYTES.encoding = re2.Options.Encoding.LATIN1
-_BYTES.log_errors = False
-_BYTES.max_mem = 32 << 20
-
-
-class Found(NamedTuple):
-    """A secret in a text: its kind, and the span (bytes) that has to go."""
-
-    kind: str
-    start: int
-    end: int
+from protocol.named_values import (
+    BYTES,
+    DIGIT,
+    HINT,
+    LETTER,
+    MARK,
+    PLACEHOLDER,
+    SPACE,
+    WORDS,
+    Found,
+    find_named,
+    is_strong,
+)
 
 
 class Form(NamedTuple):
@@ -44,8 +40,6 @@ class Form(NamedTuple):
     pattern: str
 
 
-_SPACE: Final = r"(?:[ \t]|\\+[nrt])"
-_GAP: Final = r"(?:\s|\\+[nrt])*"
 _LINE: Final = r"(?:[\s\"'+,>|]|\\+[nrt\"])"
 _LABEL: Final = r"(?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?"
 
@@ -91,7 +85,7 @@ FORMS: Final = (
     Form("telegram_token", r"[0-9]{8}:[\w-]{34}", r"\b[0-9]{8,10}:[A-Za-z0-9_-]{35}\b"),
     Form("npm_token", r"npm_", r"\bnpm_[A-Za-z0-9]{30,}"),
     Form("pypi_token", r"pypi-", r"\bpypi-[A-Za-z0-9_-]{30,}"),
-    Form("huggingface_token", r"hf_[A-Za-z]{6}", r"\bhf_[A-Za-z0-9]{30,}"),
+    Form("huggingface_token", r"hf_[A-Za-z0-9]{8}", r"\bhf_[A-Za-z0-9]{30,}"),
     Form("sendgrid_key", r"SG\.", r"\bSG\.[\w-]{16,}\.[\w-]{16,}"),
     Form("twilio_key", r"SK[0-9a-f]{8}", r"\bSK[0-9a-f]{32}\b"),
     Form("nats_seed", r"S[A-Z][A-Z2-7]{50}", r"\bS[ANCOUX][A-Z2-7]{56}\b"),
@@ -107,18 +101,18 @@ FORMS: Final = (
         r"|sq0[a-z]{3}-[\w-]{22,}|dp\.(?:pt|st|ct|sa)\.[A-Za-z0-9]{40,}|key-[0-9a-f]{32}\b|[0-9a-f]{32}-us[0-9]{1,2}\b"
         r"|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{40,}|EAACEdEose0cBA[A-Za-z0-9]+)",
     ),
+    Form("basic_auth", r"(?i:basic)(?:\s|\\)", rf"(?i)\bbasic{SPACE}+([A-Za-z0-9+/]{{6,}}={{0,2}})"),
     Form(
         "bearer",
         r"(?i:bearer)(?:\s|\\)|(?i:authorization)[\\\"' \t]*[:=]",
-        rf"(?i)\bbearer{_SPACE}+([A-Za-z0-9+/_.~-]{{8,}}=*)",
+        rf"(?i)\bbearer{SPACE}+([A-Za-z0-9+/_.~-]{{8,}}=*)",
     ),
     Form(
         "bearer",
         r"(?i:authorization)[\\\"' \t]*[:=]",
-        rf"(?i)\bauthorization\\*[\"']?{_SPACE}*[:=]{_SPACE}*\\*[\"']?(?:[A-Za-z-]{{1,20}}{_SPACE}+)?"
+        rf"(?i)\bauthorization\\*[\"']?{SPACE}*[:=]{SPACE}*\\*[\"']?(?:[A-Za-z-]{{1,20}}{SPACE}+)?"
         r"([A-Za-z0-9+/_.~-]{8,}=*)",
     ),
-    Form("basic_auth", r"(?i:basic)(?:\s|\\)", rf"(?i)\bbasic{_SPACE}+([A-Za-z0-9+/]{{6,}}={{0,2}})"),
     Form(
         "url_password",
         r"://[^\s/\"'<>]*@",
@@ -127,25 +121,6 @@ FORMS: Final = (
     Form("url_token", r"://[\w-]{20,}@", r"(?i)[a-z][a-z0-9+.-]{0,30}://([\w-]{20,300})@"),
 )
 
-_NAMES: Final = (
-    r"secret|passw(?:or)?d|passphrase|\bpwd|token|api[_-]?key|access[_-]?key|auth[_-]?key|private[_-]?key"
-    r"|signing[_-]?key|encryption[_-]?key|credentials?"
-)
-# A bare number after a token's name says nothing: `max_tokens: 4096` must cost nothing.
-_PLAIN_NAMES: Final = _NAMES.replace(r"\b", "")
-_NAMED_HINT: Final = (
-    rf"(?i)(?:passw(?:or)?d|passphrase|pwd|secret|(?:api|access|auth|private|signing|encryption)[_-]?key"
-    rf"|credentials?)[\w.-]{{0,40}}\\*[\"'`]?\]?{_GAP}[:=>]"
-    rf"|token[\w.-]{{0,40}}\\*[\"'`]?\]?{_GAP}[:=>][=>]?{_GAP}\\*[\"'`]?[0-9.,;)}}\]]*"
-    rf"(?:[^\s0-9.,;)}}\]\"'`\\]|\\+[^nrt\"\\\s])"
-    rf"|--[\w-]{{0,40}}(?:{_PLAIN_NAMES})[\w.-]{{0,40}}{_SPACE}+[^\s-]"
-    rf"|\"(?:name|key)\"\s*:\s*\"[\w.-]{{0,60}}(?:{_PLAIN_NAMES})"
-)
-_NAMED: Final = re2.compile(
-    rf"(?i)(--[\w-]{{0,40}})?({_NAMES})([\w.-]{{0,40}})"
-    rf"(?:\\*[\"'`]?\]?{_SPACE}*(:=|=>|[:=>]){_SPACE}*|{_SPACE}+)".encode(),
-    _BYTES,
-)
 # An escaped letter, or an escaped slash: the hints cannot be trusted then.
 _ESCAPED: Final = r"\\u00[2-7]|\\/"
 
@@ -158,55 +133,6 @@ KINDS: Final = (
     "custom",
 )
 """Every kind there is. ``custom`` stands for all configured patterns together where kinds are counted."""
-
-_MARK: Final = re.compile(rb"\[redacted(?::[a-z0-9_]{1,40})?\]")
-_QUOTE: Final = re.compile(rb"[bBfFrRuU]{0,2}(\\*)([\"'`])")
-_BARE: Final = re.compile(rb"[^\s]{1,%d}" % LONGEST_VALUE)
-_RUN: Final = re.compile(rb"[^\s]*")
-_NEXT_PAIR: Final = re.compile(rb"[,;&][\"']?[\w.-]{1,60}[\"']?\s?[:=]|\\+[nrt]|</|\\*\"")
-_ENDINGS: Final = b"\"'`,;)}]>\\."
-_PLACEHOLDER: Final = re.compile(
-    rb"[$<{%\[(]|\*\*|\.\.|(?:your|my|some|the|a|example)[-_ ]"
-    rb"|(?:x{3,}|\*+|\.+|-+|_+|#+|\?+|0+)$|redacted|placeholder|change[-_]?me\b|(?:\xe2\x80[\xa2\xa6])+",
-    re.IGNORECASE,
-)
-_FILLED_IN: Final = (b"${", b"{{", b"...", b"[redacted")
-_WORDS: Final = frozenset(
-    b"none null nil true false yes no undefined unset empty missing required optional hidden masked invalid"
-    b" expired valid default unknown value string str text int integer number float bool boolean any object"
-    b" bytes array list dict map optional env environment vault keychain prompt file stdin auto generated"
-    b" bearer basic oauth oauth2 jwt sha256 sha512 md5 utf8 base64 secret password passwd token apikey api_key"
-    b" credentials public private read write admin user test example and or not is self this".split()
-)
-_NO_VALUE: Final = re.compile(
-    rb"s?[_.-]*(?:count|usage|used|limit|length|len\b|types?\b|names?\b|files?\b|paths?\b|dir\b|url|uri|endpoint"
-    rb"|ids?\b|key_?ref|refs?\b|expir|ttl|age\b|at\b|size|budget|iz|ise|policy|policies|field|version|scope|hint"
-    rb"|reset|required|enabled|min|max|per\b|per_|index|position|class|style|colou?r|estimate|total|remaining"
-    rb"|window|rate|manager|provider|service|store|error|status|response|request|valid|label|format|list|pattern"
-    rb"|rule|cost|price|input|output|cache|in\b|out\b|num|stream|saved|before|after|strength|form|page|option)",
-    re.IGNORECASE,
-)
-# `secrets.py:12: …` is a line of a search, not an assignment.
-_FILE: Final = re.compile(
-    rb"\.(?:py|pyi|js|jsx|ts|tsx|go|rs|java|kt|rb|php|cs|c|h|cc|cpp|hpp|swift|sh|md|rst|txt|json|ya?ml|toml|cfg|ini"
-    rb"|html?|css|sql|lock|log|xml|proto|tf|env)$",
-    re.IGNORECASE,
-)
-_KEYWORD_FIRST: Final = re.compile(
-    rb"[\w.-]{0,20}(?:secret|passw|token|api[_-]?key|credential)", re.IGNORECASE
-)
-_EXPRESSION: Final = re.compile(
-    rb"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+[!?;,)]*$|[\w.$]*[(\[]|&|[=~:>|]|\\"
-)
-_CODE: Final = re.compile(
-    rb"(?:self|this|os|process|env|config|settings|args|options|req|request|ctx|params|props|data)\."
-)
-_PATH: Final = re.compile(rb"(?:~|\.{1,2})?/|[A-Za-z]:\\|[a-z][a-z0-9+.-]*://")
-_WORDLIKE: Final = re.compile(rb"[A-Za-z]+(?:[._-][A-Za-z]+)*$|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+$")
-_STRONG: Final = re.compile(rb"[A-Za-z0-9+/=_.~:-]{16,}$")
-_DIGIT: Final = re.compile(rb"[0-9]")
-_LETTER: Final = re.compile(rb"[A-Za-z]")
-_SPECIAL: Final = re.compile(rb"[!@#$%^&*+/=~?]")
 
 
 class Pattern(NamedTuple):
@@ -236,8 +162,8 @@ def compiled(kind: str, pattern: str) -> Pattern:
 
 
 def _hints() -> Any:
-    hints = re2.Set.SearchSet(_BYTES)
-    for hint in (*(form.hint for form in FORMS), _NAMED_HINT, _ESCAPED):
+    hints = re2.Set.SearchSet(BYTES)
+    for hint in (*(form.hint for form in FORMS), HINT, _ESCAPED):
         hints.Add(hint.encode())
     hints.Compile()
     return hints
@@ -245,7 +171,7 @@ def _hints() -> Any:
 
 _HINTS: Final = _hints()
 _FORMS: Final = tuple(
-    Pattern(form.kind, regex := re2.compile(form.pattern.encode(), _BYTES), min(1, regex.groups))
+    Pattern(form.kind, regex := re2.compile(form.pattern.encode(), BYTES), min(1, regex.groups))
     for form in FORMS
 )
 _NAMED_NUMBER: Final = len(FORMS)
@@ -270,10 +196,10 @@ def find(text: bytes, numbers: tuple[int, ...] = EVERY, patterns: tuple[Pattern,
 
     Where two claim one place, the earlier detector has it. Marks of an earlier redaction are nobody's.
     """
-    marks = [Found("", *mark.span()) for mark in _MARK.finditer(text)] if b"[redacted" in text else []
+    marks = [Found("", *mark.span()) for mark in MARK.finditer(text)] if b"[redacted" in text else []
     taken = marks
     for number in numbers:
-        candidates = _named(text) if number == _NAMED_NUMBER else _by_form(text, _FORMS[number])
+        candidates = find_named(text) if number == _NAMED_NUMBER else _by_form(text, _FORMS[number])
         taken = _with(taken, candidates)
     for pattern in patterns:
         taken = _with(taken, _by_form(text, pattern))
@@ -306,137 +232,13 @@ def _by_form(text: bytes, pattern: Pattern) -> Iterator[Found]:
             yield Found(pattern.kind, start, end)
 
 
-# --- values that a name gives away --------------------------------------------------------------------------
-
-
-def _named(text: bytes) -> Iterator[Found]:
-    through = judged = 0
-    for match in _NAMED.finditer(text):
-        start = match.end()
-        if start < through:
-            continue
-        flag, name, rest, sign = match.group(1), match.group(2), match.group(3), match.group(4)
-        if sign is None and flag is None:
-            continue
-        value = _value(text, start, sign)
-        if value is None:
-            continue
-        begin, end, quoted = value
-        judged += 1
-        if judged > MOST_JUDGED or is_value(name, rest, text[begin:end], quoted=quoted, sign=sign or b" "):
-            if end - begin == LONGEST_VALUE or judged > MOST_JUDGED:
-                end = _RUN.match(text, begin).end()  # type: ignore[union-attr]  # it may be empty
-            through = end
-            yield Found(kind_of(name), begin, end)
-
-
-def _value(text: bytes, start: int, sign: bytes | None) -> tuple[int, int, bool] | None:
-    """Where the value after a name begins and ends, and whether it stands in quotes."""
-    opening = _QUOTE.match(text, start)
-    if opening is not None:
-        begin = opening.end()
-        closing = text.find(opening[1] + opening[2], begin, begin + LONGEST_VALUE)
-        line = text.find(b"\n", begin, begin + LONGEST_VALUE)
-        if closing >= 0 and not 0 <= line < closing:
-            return begin, closing, True
-        start = begin
-    if sign == b">":
-        closing = text.find(b"</", start, start + LONGEST_VALUE)
-        return (start, closing, True) if closing > start else None
-    bare = _BARE.match(text, start)
-    if bare is None:
-        return None
-    pair = _NEXT_PAIR.search(bare[0])
-    if pair is None and len(bare[0]) == LONGEST_VALUE:
-        return start, start + LONGEST_VALUE, False
-    kept = bare[0] if pair is None else bare[0][: pair.start()]
-    return start, start + len(kept.rstrip(_ENDINGS)), False
-
-
-def kind_of(name: bytes) -> str:
-    """The kind of a secret that this part of a name gives away."""
-    word = name.lower()
-    if word.startswith((b"pass", b"pwd")):
-        return "password"
-    if word.startswith(b"token"):
-        return "token"
-    return "api_key" if word.startswith((b"api", b"access", b"auth")) else "secret"
-
-
-_NAME: Final = re.compile(rf"({_NAMES})([\w.-]{{0,40}})".encode(), re.IGNORECASE)
-
-
-def named_secret(name: str, value: str) -> str | None:
-    """The kind of secret that the value of this name (a key of a JSON object) is, None if it is none."""
-    match = _NAME.search(name.encode())
-    if match is None or not is_value(match[1], match[2], value.encode(), quoted=True, sign=b":"):
-        return None
-    return kind_of(match[1])
-
-
-def named_number(name: str) -> str | None:
-    """The kind of secret that a bare number under this name is: only passwords are numbers."""
-    match = _NAME.search(name.encode())
-    kind = None if match is None else kind_of(match[1])
-    return kind if match is not None and kind == "password" and not match[2] else None
-
-
-def is_value(name: bytes, rest: bytes, value: bytes, *, quoted: bool, sign: bytes) -> bool:
-    """Whether a value reads as a secret and not as a word, a number, a path, an expression or a placeholder.
-
-    ``name`` is the telling part of the name, ``rest`` what follows in it.
-    """
-    kind = kind_of(name)
-    if len(value) < 4 or _PLACEHOLDER.match(value) is not None or value.lower() in _WORDS:
-        return False
-    if _NO_VALUE.match(rest) is not None or any(part in value for part in _FILLED_IN):
-        return False
-    if sign == b":" and not quoted and _FILE.search(rest) is not None:
-        return False
-    if any(space in value for space in b" \t\n"):
-        return quoted and name.lower() == b"passphrase" and len(value) >= 12
-    if _strong(value):
-        return True
-    if _PATH.match(value) is not None or (not quoted and _EXPRESSION.match(value) is not None):
-        return False
-    if _KEYWORD_FIRST.match(value) is not None or _CODE.match(value) is not None:
-        return False
-    digit = _DIGIT.search(value) is not None
-    letter = _LETTER.search(value) is not None or any(byte > 127 for byte in value)
-    if kind == "token":
-        enough = 6 if quoted else 10
-        return len(value) >= enough and digit and letter
-    if not letter:
-        return len(value) >= 6 and not rest and (quoted or sign == b"=")
-    if _WORDLIKE.match(value) is None:
-        return digit or _SPECIAL.search(value) is not None or len(value) >= 12
-    if value.upper() == value and b"_" in value:
-        return False
-    shell = name.isupper() and sign == b"="
-    one_word = value.isalpha()
-    if kind == "password":
-        return one_word and len(value) >= 6 and (quoted or shell)
-    return one_word and len(value) >= 12 and (quoted or shell)
-
-
-def _strong(value: bytes) -> bool:
-    """Whether it looks drawn by lot: long, of many characters, letters and digits, no path and no name."""
-    if _STRONG.match(value) is None or len(set(value)) < 8:
-        return False
-    if _DIGIT.search(value) is None or _LETTER.search(value) is None:
-        return False
-    if _EXPRESSION.match(value) is not None and len(value) < 32:
-        return False
-    return b"://" not in value and (value.count(b"/") * 8 <= len(value) or b"." not in value)
-
-
 # --- what a form alone does not show ------------------------------------------------------------------------
 
 
 def _is_bearer(value: bytes) -> bool:
-    if _PLACEHOLDER.match(value) is not None or value.lower() in _WORDS:
+    if PLACEHOLDER.match(value) is not None or value.lower() in WORDS:
         return False
-    if _DIGIT.search(value) is not None and _LETTER.search(value) is not None:
+    if DIGIT.search(value) is not None and LETTER.search(value) is not None:
         return True
     return len(value) >= 16 and value.isalpha()
 
@@ -451,19 +253,19 @@ def _is_basic(value: bytes) -> bool:
 
 
 def _is_login(value: bytes) -> bool:
-    return _PLACEHOLDER.match(value) is None and _MARK.search(value) is None
+    return PLACEHOLDER.match(value) is None and MARK.search(value) is None
 
 
 def _is_drawn(value: bytes) -> bool:
     """Prefixed keys in words (`sk-learn-pipeline-example`) are names of things."""
-    return _DIGIT.search(value) is not None or not re.search(rb"[a-z]{3,}-[a-z]{3,}-[a-z]", value)
+    return DIGIT.search(value) is not None or not re.search(rb"[a-z]{3,}-[a-z]{3,}-[a-z]", value)
 
 
 _CHECKS: Final = {
     "bearer": _is_bearer,
     "basic_auth": _is_basic,
     "url_password": _is_login,
-    "url_token": _strong,
+    "url_token": is_strong,
     "openai_key": _is_drawn,
     "pypi_token": _is_drawn,
 }

@@ -21,6 +21,7 @@ from protocol.codec import decode_event, encode
 from protocol.content import RedactionRules
 from protocol.events import EVENT_TYPES
 from protocol.identifiers import is_ref
+from protocol.named_values import named_number, named_secret
 
 _ROUNDS: Final = 4
 
@@ -122,9 +123,9 @@ class Redactor:
         def judge(name: str, value: Any) -> Any:
             kind = None
             if isinstance(value, str) and value.encode() not in self._allowed:
-                kind = detectors.named_secret(name, value)
+                kind = named_secret(name, value)
             elif isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1000:
-                kind = detectors.named_number(name)
+                kind = named_number(name)
             if kind is None:
                 return value
             counts[kind] += 1

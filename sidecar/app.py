@@ -29,6 +29,7 @@ from sidecar.health import Health, loop_monitor
 from sidecar.lane import LaneService
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
+from sidecar.summarizers.choice import build_summarizers
 from sidecar.transport.errors import Unavailable
 from sidecar.transport.jetstream import Link, LinkSettings
 from sidecar.transport.topology import ensure_streams
@@ -56,12 +57,12 @@ class Daemon:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.metrics = Metrics(version=version(), lanes=config.lanes)
+        self.metrics = Metrics(version=version(), lanes=config.lane_names)
         self.health = Health()
         self.stop = anyio.Event()
         self.lanes: list[LaneService] = []
         self.listening: str = ""
-        self.health.expect(*(f"lane {lane}" for lane in config.lanes))
+        self.health.expect(*(f"lane {lane}" for lane in config.lane_names))
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until ``stop`` is set and the drain is over; reports started once the first recovery is done.
@@ -69,6 +70,8 @@ class Daemon:
         Raises ``Refused``, ``StorageError``, ``OSError`` (address in use) in an exception group.
         """
         config = self.config
+        # What cannot be built is refused before anything starts.
+        build_summarizers(config)
         async with AsyncExitStack() as stack:
             serving = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(serving.cancel_scope.cancel)
@@ -92,7 +95,7 @@ class Daemon:
             if await self._streams(link):
                 owner = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
                 async with anyio.create_task_group() as lanes:
-                    for lane in config.lanes:
+                    for lane in config.lane_names:
                         service = LaneService(
                             config=config,
                             link=link,

@@ -154,7 +154,10 @@ def demo(
 @app.command("check-config")
 def check_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Read the configuration as the daemon would and print every value with its source."""
+    from sidecar.summarizers.choice import build_summarizers
+
     loaded = _load(config)
+    build_summarizers(loaded)
     if as_json:
         rows = {item.key: {"value": item.value, "source": item.source} for item in loaded.describe()}
         typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())

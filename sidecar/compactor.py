@@ -24,6 +24,7 @@ from sidecar.core.exchanges import TailItem
 from sidecar.core.state import ledger_value
 from sidecar.desk import Desk
 from sidecar.generation import Generation
+from sidecar.indexing import Indexing
 from sidecar.notices import derived_id
 from sidecar.packets import Packets, StoredBody, stored_checkpoint
 from sidecar.ranges import range_digest, tail_items
@@ -47,6 +48,7 @@ class Compactor:
         self._desk = desk
         self._packets = packets
         self._generation = generation
+        self._indexing = Indexing(desk)
         self._tasks: TaskGroup | None = None
         self._limit = anyio.CapacityLimiter(_AT_ONCE)
         self.running: dict[str, Job] = {}
@@ -218,7 +220,10 @@ class Compactor:
             built = await self._packets.build_on(job.run, "trimmed", checkpoint, hot.view)
             hot.view.note_packet(built.packet)
             said = self._packets.choice_notice(hot, hot.view, built)
-            await desk.commit(touched=[job.run], outbox=[self._packets.row(built.packet), *said])
+            row = self._packets.row(built.packet)
+            await desk.commit(
+                touched=[job.run], outbox=[row, *said], packet=self._packets.kept(built.packet, row)
+            )
             desk.metrics.trimmed()
             self._packets.count(built)
 
@@ -390,7 +395,8 @@ class Compactor:
             "applied", None, used, figures.used_after, generated=generated, built=built, checkpoint=row
         )
         message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
-        outbox = [*([state] if state is not None else []), self._packets.row(built.packet), message, *said]
+        packet = self._packets.row(built.packet)
+        outbox = [*([state] if state is not None else []), packet, message, *said]
         try:
             await desk.commit(
                 touched=[job.run],
@@ -398,11 +404,13 @@ class Compactor:
                 close_attempt=attempt.attempt_id,
                 checkpoint=row,
                 receipt=stored,
+                packet=self._packets.kept(built.packet, packet),
             )
         except Stale:
             await self._close(attempt, await self._hot(job), "stale", "another checkpoint is newest")
             return
         self._packets.forget(job.run)
+        self._index(job.run, plan.through)
         for code in generated.verdict.violations:
             desk.metrics.violation(code)
         desk.metrics.compacted("applied", job.trigger, used, figures.used_after)
@@ -431,7 +439,13 @@ class Compactor:
         except Stale:
             await self._close(attempt, await self._hot(job), "stale", "another checkpoint is newest")
             return
+        self._index(job.run, plan.through)
         desk.metrics.compacted("shadow", job.trigger, used, after)
+
+    def _index(self, run: str, through: int) -> None:
+        """Make what is covered now quick to search, in a task of its own."""
+        if self._tasks is not None:
+            self._tasks.start_soon(self._indexing.cover, run, through)
 
     # --- other ends ------------------------------------------------------------------------------------
 

@@ -260,6 +260,11 @@ class Config(Table, frozen=True, kw_only=True):
             for key in KEYS
         )
 
+    @property
+    def lane_names(self) -> tuple[str, ...]:
+        """The lanes to claim: those named, or ``0`` to ``n-1`` for `auto/<n>`."""
+        return self.lanes if self.lanes_auto is None else tuple(map(str, range(self.lanes_auto)))
+
     def value(self, key: str) -> object:
         """The effective value of a dotted key, unmasked; lanes of `auto/<n>` as that text."""
         if key == "lanes" and self.lanes_auto is not None:

@@ -21,7 +21,7 @@ from sidecar.notices import derived_id
 from sidecar.runs import HotRun
 from sidecar.transport.errors import TransportError
 from sidecar.transport.publisher import LanePublisher
-from sidecar.view import decode_view
+from sidecar.view import ViewUnreadable, decode_view
 
 _TICK_SECONDS = 0.25
 _AGAIN_SECONDS = 10.0
@@ -89,8 +89,11 @@ class Deadlines:
         """Until cancelled. Starts with everything that was waiting when the daemon last stopped."""
         for summary in await self._desk.store.runs(self._desk.tenant, self._desk.lane):
             if not summary.finished:
-                view = decode_view(summary.view)
-                self.watch(summary.run, list(view.since.items()))
+                try:
+                    since = decode_view(summary.view).since
+                except ViewUnreadable:
+                    since = await self._since_now(summary.run)
+                self.watch(summary.run, list(since.items()))
         while True:
             now = self._desk.wall()
             # What clears a deadline may still lie unread in the stream.
@@ -124,6 +127,18 @@ class Deadlines:
 
     def _envelope(self) -> dict[str, Any]:
         return {"v": 1, "at": self._desk.now(), "epoch": self._desk.voice.epoch}
+
+    async def _since_now(self, run: str) -> dict[str, float]:
+        """What waits in a run whose view cannot be read: counted from now on, later than it should, never earlier."""
+        async with self._desk.lock:
+            await self._desk.runs.load([run])
+            hot = self._desk.runs.hot[run]
+            for kind in _WATCHED:
+                for key, item in hot.ledger.active[kind].items():
+                    begins = _begins(kind, item, self._desk.wall())
+                    if begins is not None:
+                        hot.view.since[f"{kind}/{key}"] = begins
+            return dict(hot.view.since)
 
     async def declare_stream_gap(self, run: str, before: int) -> None:
         """Say on ``record`` that messages of the stream before ``before`` may have been the run's own."""

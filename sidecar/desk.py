@@ -35,6 +35,7 @@ from storage.records import (
     Cursor,
     JournalEntry,
     OutboxRow,
+    PacketRow,
     ReceiptRow,
     Unit,
 )
@@ -191,6 +192,7 @@ class Desk:
         close_attempt: str | None = None,
         checkpoint: CheckpointRow | None = None,
         receipt: ReceiptRow | None = None,
+        packet: PacketRow | None = None,
         adopt: Sequence[Adoption] = (),
         meta: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -213,6 +215,7 @@ class Desk:
                 close_attempt=close_attempt,
                 checkpoint=checkpoint,
                 receipt=receipt,
+                packet=packet,
                 adopt=tuple(adopt),
                 meta=dict(meta or {}),
             )

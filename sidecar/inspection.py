@@ -16,7 +16,7 @@ from sidecar.core import state
 from sidecar.core.budget import BudgetSettings
 from sidecar.core.protected import protected_digest, protected_view
 from sidecar.logs import visible
-from sidecar.view import decode_view
+from sidecar.view import View, ViewUnreadable, decode_view
 from storage.data_dir import DATABASE
 from storage.store import Store
 
@@ -34,7 +34,7 @@ async def inspect_run(
             if found is None:
                 continue
             ledgers = {row.run: _ledger(row) for row in family}
-            view = decode_view(found.view)
+            view = _view(found.view)
             protected = protected_view(ledgers, run)
             checkpoints = await store.checkpoints(tenant, lane, run)
             receipts = await store.receipts(tenant, lane, run)
@@ -67,6 +67,14 @@ async def inspect_run(
                 "receipts": [msgspec.json.decode(row.body) for row in receipts],
             }
     return None
+
+
+def _view(body: bytes) -> View:
+    try:
+        return decode_view(body)
+    except ViewUnreadable:
+        # Written by another version; the daemon begins it anew at its next start.
+        return View()
 
 
 def _ledger(row: Any) -> state.Ledger:

@@ -301,36 +301,33 @@ class Observer:
         self._compactor.prepare(run, step.trigger, fallback=step.fallback)
 
     async def tick(self) -> None:
-        """What time alone changes: patience, back-off, breaker; and the gauges by level. Until cancelled."""
-        desk = self._desk
+        """What time alone changes, once a second. Until cancelled."""
         while True:
             await anyio.sleep(_TICK_SECONDS)
-            if not desk.caught_up:
-                continue
-            async with desk.changing():
-                now = desk.wall()
-                broken = sum(
-                    course.breaker_until is not None and now < course.breaker_until
-                    for hot in desk.runs.hot.values()
-                    for course in (hot.view.course, hot.view.shadow)
-                )
-                counts: Counter[str] = Counter(
-                    hot.view.budget.level
-                    for hot in desk.runs.hot.values()
-                    if hot.ledger.head.finished is None
-                )
-                for run, hot in list(desk.runs.hot.items()):
-                    waiting = at_least(hot.view.budget.level, "compact") and hot.ledger.head.finished is None
-                    if (
-                        waiting
-                        and run not in self._compactor.running
-                        and not await self._reconsider(run, hot)
-                    ):
-                        # Memory was let go with the failed commit: what is left of the list is no longer it.
-                        break
-            desk.metrics.levels(desk.lane, counts)
-            desk.metrics.breaker(desk.lane, desk.config.summarizer.kind, broken)
-            desk.metrics.storage_size(desk.store.size_bytes)
+            if self._desk.caught_up:
+                await self.look_again()
+
+    async def look_again(self) -> None:
+        """Decide anew for runs that wait: patience, back-off and breaker run out; show the gauges."""
+        desk = self._desk
+        async with desk.changing():
+            now = desk.wall()
+            broken = sum(
+                course.breaker_until is not None and now < course.breaker_until
+                for hot in desk.runs.hot.values()
+                for course in (hot.view.course, hot.view.shadow)
+            )
+            counts: Counter[str] = Counter(
+                hot.view.budget.level for hot in desk.runs.hot.values() if hot.ledger.head.finished is None
+            )
+            for run, hot in list(desk.runs.hot.items()):
+                waiting = at_least(hot.view.budget.level, "compact") and hot.ledger.head.finished is None
+                if waiting and run not in self._compactor.running and not await self._reconsider(run, hot):
+                    # Memory was let go with the failed commit: what is left of the list is no longer it.
+                    break
+        desk.metrics.levels(desk.lane, counts)
+        desk.metrics.breaker(desk.lane, desk.config.summarizer.kind, broken)
+        desk.metrics.storage_size(desk.store.size_bytes)
 
     async def _reconsider(self, run: str, hot: HotRun) -> bool:
         """Decide again because time has passed; hold the lock. False when storage refused."""

@@ -23,7 +23,7 @@ from sidecar.notices import derived_id
 from sidecar.runs import HotRun
 from sidecar.view import View
 from storage.errors import StorageError
-from storage.records import CheckpointRow, OutboxRow
+from storage.records import CheckpointRow, OutboxRow, PacketRow
 
 _PACE_SECONDS: Final = 1.0
 _PACE_SHARE: Final = 10
@@ -173,6 +173,10 @@ class Packets:
             msg_id=packet.packet_id,
             payload=encode(packet),
         )
+
+    def kept(self, packet: Packet, row: OutboxRow) -> PacketRow:
+        """A packet that shortens the context, as ``ask.context`` will show it."""
+        return PacketRow(run=packet.run, packet_id=packet.packet_id, body=row.payload)
 
     def choice_notice(self, hot: HotRun, view: View, built: Built) -> list[OutboxRow]:
         """Note in the view how the packet was made to fit; the notice that says so, if that is news."""

@@ -1,6 +1,7 @@
-"""Answers the questions agents ask about their run: packet, status, authorize, compact.
+"""Answers the questions agents ask about their run.
 
-Answers are read from committed memory under the lane's lock, by the owner within its lease only.
+Its state is read from committed memory under the lane's lock, by the owner within its lease only; evidence is
+read from the store (``retrieval``, ``contexts``).
 ``authorize`` with an operation is an act: a record is published, and the answer is what the fold decided
 where it met that record. Whatever is unsure is answered ``unavailable``; nothing is ever allowed for it.
 """
@@ -18,17 +19,20 @@ import structlog
 from msgspec import UNSET
 
 from protocol import asks, subjects
-from protocol.codec import encode
+from protocol.codec import decode_ask, encode
 from protocol.errors import AskErrorCode, AskRefused
 from protocol.events import AuthorizationRequested
 from protocol.handoff import CoversThrough
 from protocol.identifiers import is_token
 from sidecar.compactor import Compactor
+from sidecar.contexts import Contexts
 from sidecar.core import gate, policy
 from sidecar.core.gate import Decision
 from sidecar.desk import Desk
+from sidecar.indexing import Indexing
 from sidecar.notices import derived_id
 from sidecar.packets import Packets
+from sidecar.retrieval import Retrieval
 from sidecar.runs import HotRun
 from sidecar.transport.errors import TransportError
 from sidecar.transport.micro import AskAnswer
@@ -57,6 +61,8 @@ class Responder:
         self._publisher = publisher
         self._packets = packets
         self._compactor = compactor
+        self._retrieval = Retrieval(desk, Indexing(desk))
+        self._contexts = Contexts(desk, packets)
         self._waiting: dict[tuple[str, str], _Wait] = {}
 
     async def answer(self, run: str, verb: str, payload: bytes) -> AskAnswer | None:
@@ -87,15 +93,11 @@ class Responder:
         return answer if self._desk.lease_valid() else None
 
     async def _answer(self, run: str, verb: str, payload: bytes) -> bytes:
-        kind = asks.ASKS.get(verb)  # type: ignore[call-overload]
-        if kind is None or verb not in ("packet", "status", "authorize", "compact"):
+        if verb not in subjects.VERBS:
             raise AskRefused("invalid_request", f"verb {verb[:40]} is not answered here")
         if not is_token(run):
             raise AskRefused("invalid_request", "the run in the subject is not a subject token")
-        try:
-            request = msgspec.json.decode(payload or b"{}", type=kind)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise AskRefused("invalid_request", str(error)) from error
+        request = decode_ask(verb, payload)  # type: ignore[arg-type]
         self._still_ours()
         if not self._desk.caught_up:
             raise AskRefused("unavailable", "the lane's history is still being read; ask again")
@@ -110,6 +112,12 @@ class Responder:
                 return await self._authorize(run, request)
             case asks.AskCompact():
                 return await self._compact(run, request)
+            case asks.AskFetch():
+                return await self._retrieval.fetch(run, request)
+            case asks.AskSearch():
+                return await self._retrieval.search(run, request)
+            case asks.AskContext():
+                return await self._contexts.context(run, request)
         raise AskRefused("invalid_request", f"verb {verb[:40]} is not answered here")
 
     async def _hot(self, run: str) -> HotRun:

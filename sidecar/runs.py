@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+import structlog
 
 from protocol.events import Settings
 from sidecar.core import state
-from sidecar.view import View, decode_view, encode_view
+from sidecar.view import View, ViewUnreadable, decode_view, encode_view
 from storage.records import GENESIS, ItemRow, RunRow, StoredRun
 from storage.store import Store
+
+log = structlog.get_logger(__name__)
 
 
 class HotRun:
@@ -68,20 +71,44 @@ class Runs:
             if name in self.hot or name in self._absent:
                 continue
             stored = await self._store.load_family(self._tenant, self._lane, name)
-            if not stored:
-                self._absent.add(name)
             for row in stored:
-                if row.run not in self.hot:
-                    self._adopt(row)
+                # Of a forgotten run there is no ledger any more.
+                if row.run not in self.hot and row.head:
+                    self._adopt(row, await self._view(row))
+            if name not in self.hot:
+                self._absent.add(name)
 
-    def _adopt(self, row: StoredRun) -> None:
+    async def _view(self, row: StoredRun) -> View:
+        """The run's view; one written by another version is begun anew on the checkpoints there are."""
+        try:
+            return decode_view(row.view)
+        except ViewUnreadable as error:
+            log.warning("the view of a run is of another version, begun anew", run=row.run, error=str(error))
+        view = View()
+        head = state.decode_head(row.head)
+        if head.model is not None:
+            view.budget.model = head.model.name
+            view.budget.window = head.model.context_window
+            view.budget.max_output = head.model.max_output_tokens
+        for mode in ("live", "shadow"):
+            newest = await self._store.newest_checkpoint(
+                self._tenant, self._lane, row.run, chain="live" if mode == "live" else "shadow"
+            )
+            if newest is not None:
+                course = view.course_of(mode)
+                course.checkpoint_version = course.compactions = newest.version
+                course.checkpoint_id = newest.checkpoint_id
+                course.covers_through = newest.covers_through
+        return view
+
+    def _adopt(self, row: StoredRun, view: View) -> None:
         ledger = state.Ledger(state.decode_head(row.head))
         decoded = [(item.kind, state.decode_item(item.kind, item.body)) for item in row.items]
         decoded.sort(key=lambda pair: (getattr(pair[1], "position", 0), pair[1].id))
         for kind, item in decoded:
             ledger.put(kind, item)
         ledger.changed.clear()
-        self._add(row.run, HotRun(ledger, decode_view(row.view), row.chain, row.family))
+        self._add(row.run, HotRun(ledger, view, row.chain, row.family))
 
     def _add(self, name: str, hot: HotRun) -> None:
         self.hot[name] = hot

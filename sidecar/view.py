@@ -171,9 +171,16 @@ def encode_view(view: View) -> bytes:
     return msgspec.msgpack.encode(view)
 
 
+class ViewUnreadable(ValueError):
+    """A stored view of another shape. What now: begin a fresh one; no commitment stands in it."""
+
+
 def decode_view(body: bytes) -> View:
-    """The stored form back; an empty body is a fresh view."""
-    return _DECODER.decode(body) if body else View()
+    """The stored form back; an empty body is a fresh view. Raises ``ViewUnreadable``."""
+    try:
+        return _DECODER.decode(body) if body else View()
+    except msgspec.DecodeError as error:
+        raise ViewUnreadable(str(error)) from error
 
 
 def copy_view(view: View) -> View:

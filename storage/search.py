@@ -24,6 +24,8 @@ ROWS: Final = 400
 CANDIDATES: Final = 120
 """Rows whose text is read and judged."""
 TEXT_BYTES: Final = 8 * 1024 * 1024
+LEAST: Final = 0.2
+"""Of the best score; what answers worse is no answer."""
 _STEPS: Final = 20_000
 _TURNS: Final = 2_000
 """Steps of the database's machine between looks, and how many looks a search may last."""
@@ -139,6 +141,8 @@ def find(
         if (value := terms.score(query, weight, low)) > 0
     ]
     judged.sort(key=lambda pair: (-round(pair[0], 6), -pair[1].position))
+    least = judged[0][0] * LEAST if judged else 0.0
+    judged = [pair for pair in judged if pair[0] >= least]
     hits = tuple(
         SearchHit(
             position=row.position,

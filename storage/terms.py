@@ -156,10 +156,13 @@ def _degree(term: Term, text: str) -> float:
         return 1.0 if _alone(term, text, at) else 0.85
     if not term.words:
         return 0.0
-    present = sum(word in text for word in term.words)
-    if present == len(term.words) > 1 and _spread(term).search(text) is not None:
-        return 0.7
-    return 0.5 * present / len(term.words)
+    if all(word in text for word in term.words):
+        return 0.7 if _spread(term).search(text) is not None else 0.4
+    if len(term.words) > 2 and all(len(word) == 1 for word in term.words):
+        # A sentence in a script without blanks: what counts is how much of it stands there.
+        pairs = [first + second for first, second in zip(term.words, term.words[1:], strict=False)]
+        return 0.5 * sum(pair in text for pair in pairs) / len(pairs)
+    return 0.0
 
 
 def _alone(term: Term, text: str, at: int) -> bool:

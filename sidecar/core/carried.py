@@ -219,6 +219,8 @@ def is_dead(ledger: Ledger, ref: str) -> bool:
     if kind == "artifact":
         versions = [item for item in ledger.items["artifact"].values() if name in (item.artifact_id, item.id)]
         return bool(versions) and all(item.state == "withdrawn" for item in versions)
+    if kind == "event":
+        return ledger.get("corrected", name) is not None
     if kind not in ("decision", "constraint"):
         return False
     item = ledger.get(kind, name)

@@ -136,6 +136,18 @@ class UserMessage(Struct, frozen=True, kw_only=True):
         return True
 
 
+class Corrected(Struct, frozen=True, kw_only=True):
+    """A message that a later one supersedes (the key is its event id): what rests on it alone holds no longer."""
+
+    id: str
+    position: int = 0
+    """Of the newest message that supersedes it."""
+
+    @property
+    def live(self) -> bool:
+        return False
+
+
 class PinnedInput(Struct, frozen=True, kw_only=True):
     id: str
     """The input's name."""
@@ -398,6 +410,7 @@ ITEM_TYPES: dict[str, type[Any]] = {
     "progress": Progress,
     "request": Request,
     "user": UserMessage,
+    "corrected": Corrected,
     "input": PinnedInput,
     "constraint": ConstraintItem,
     "decision": Decision,

@@ -12,7 +12,7 @@ from protocol.events import BoundaryMarked, Message
 from sidecar.core import calls
 from sidecar.core.entry import Entry
 from sidecar.core.excerpt import content_text
-from sidecar.core.state import Request, UserMessage
+from sidecar.core.state import Corrected, Request, UserMessage
 
 KEPT_BYTES: Final = 32 * 1024
 """Text of the kept user messages together, in bytes of UTF-8."""
@@ -47,6 +47,8 @@ _IDENTIFIER = re.compile(
 
 def said(entry: Entry, event: Message) -> None:
     """A message of the conversation; only user and assistant move the turn."""
+    if event.supersedes is not None:
+        entry.ledger.put("corrected", Corrected(id=event.supersedes, position=entry.position))
     if event.role == "user":
         _user(entry, event)
     elif event.role == "assistant" and not entry.late:

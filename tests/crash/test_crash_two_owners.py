@@ -46,9 +46,11 @@ async def two(server: NatsServer, folder: Path) -> AsyncIterator[tuple[DaemonPro
             yield first, second, link
 
 
-async def epochs(link: Link) -> list[int]:
-    """The epoch of every message in the lane's output, in stream order."""
-    return [item.body["epoch"] for item in await stored(link, "WK_OUT", f"wk.v1.out.{TENANT}.{LANE}.>")]
+async def prove_fenced(link: Link) -> None:
+    """Once a later owner has written to the lane's output, no former one has."""
+    output = await stored(link, "WK_OUT", f"wk.v1.out.{TENANT}.{LANE}.>")
+    epochs = [item.body["epoch"] for item in output]
+    assert epochs == sorted(epochs)
 
 
 async def newest_record(link: Link) -> Stored:
@@ -78,7 +80,7 @@ async def test_the_second_takes_over_when_the_owner_is_killed(calm: Left, tmp_pa
                 await replay.finish()
             assert await first.metric("ledger_mismatches_total") == 0
             left = await laid_up(first, link)
-            assert await epochs(link) == sorted(await epochs(link))
+            await prove_fenced(link)
         prove_journal(left, published(messages))
         prove_output(left)
         assert (left.outbox, left.open_attempts) == (0, [])
@@ -112,7 +114,7 @@ async def test_an_owner_that_slept_past_its_lease_says_nothing_more(calm: Left, 
             assert (await newest_record(link)).body["epoch"] == epoch
             assert answers.epochs == {epoch}
             assert [name for name, count in answers.told.items() if count > 1] == []
-            assert await epochs(link) == sorted(await epochs(link))
+            await prove_fenced(link)
             assert await first.stopped() == 0, first.log
             left = await laid_up(second, link)
         prove_journal(left, published(messages))
@@ -144,13 +146,13 @@ class Answers:
 
 
 async def test_a_lane_moves_back_and_forth_and_has_one_owner_each_time(tmp_path: Path) -> None:
-    messages = voyage_events(60)
+    messages = voyage_events(40)
     with NatsServer() as server:
         async with two(server, tmp_path) as (first, second, link):
             replay = player(link)
             owner, other = first, second
             with anyio.fail_after(200):
-                for turn in range(6):
+                for turn in range(4):
                     await replay.feed(messages[turn * 10 : turn * 10 + 10])
                     assert await owner.stopped() == 0, owner.log
                     await other.owning()
@@ -161,6 +163,6 @@ async def test_a_lane_moves_back_and_forth_and_has_one_owner_each_time(tmp_path:
                 await replay.finish()
             assert await other.stopped() == 0, other.log
             left = await laid_up(owner, link)
-            assert await epochs(link) == sorted(await epochs(link))
+            await prove_fenced(link)
     prove_journal(left, published(messages))
     prove_output(left)

