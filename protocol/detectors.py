@@ -52,7 +52,12 @@ FORMS: Final = (
         rf"(?:{_LINE}*[A-Za-z0-9+/=]{{0,80}}{_LINE}*(?:=[A-Za-z0-9+/]{{4}}{_LINE}*)?-----END {_LABEL}-----)?",
     ),
     Form("private_key", r"AGE-SECRET-KEY-1", r"\bAGE-SECRET-KEY-1[A-Z0-9]{20,}"),
-    Form("jwt", r"eyJ[\w-]{8,}\.", r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){1,3}"),
+    # A transcript may have cut it off after the claims.
+    Form(
+        "jwt",
+        r"eyJ[\w-]{8,}\.",
+        r"\beyJ[\w-]{8,}\.(?:eyJ[\w-]{4,}(?:\.[\w-]*)?|[\w-]{8,}(?:\.[\w-]*){1,3})",
+    ),
     Form("anthropic_key", r"sk-ant-", r"\bsk-ant-[A-Za-z0-9_-]{16,}"),
     Form("openai_key", r"sk-[\w-]{12}", r"\bsk-[A-Za-z0-9_-]{16,}"),
     Form("stripe_key", r"[rsp]k_(?:live|test)_", r"\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}"),

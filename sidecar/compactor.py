@@ -424,9 +424,20 @@ class Compactor:
         desk, job = self._desk, attempt.job
         view = hot.view
         used = used_tokens(view.budget, view.shadow)
-        policy.committed(view.shadow, view.budget, plan, checkpoint_id=row.checkpoint_id, live=False)
+        # What the agent would have been given, built and thrown away: its size is part of the measurement.
+        draft = copy_view(view)
+        draft.covered(plan, job.budget)
+        built = self._packets.build_with(job.run, "compacted", stored_checkpoint(row), draft)
+        policy.committed(
+            view.shadow,
+            view.budget,
+            plan,
+            checkpoint_id=row.checkpoint_id,
+            live=False,
+            packet_tokens=built.text_tokens,
+        )
         after = used_tokens(view.budget, view.shadow)
-        ending = Ending("shadow", None, used, after, generated=generated, checkpoint=row)
+        ending = Ending("shadow", None, used, after, generated=generated, built=built, checkpoint=row)
         message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
         try:
             await desk.commit(

@@ -37,6 +37,7 @@ from storage.records import (
     OutboxRow,
     PacketRow,
     ReceiptRow,
+    TombstoneRow,
     Unit,
 )
 from storage.store import Store
@@ -194,6 +195,7 @@ class Desk:
         receipt: ReceiptRow | None = None,
         packet: PacketRow | None = None,
         adopt: Sequence[Adoption] = (),
+        forget: Sequence[TombstoneRow] = (),
         meta: Mapping[str, bytes] | None = None,
     ) -> None:
         """Write the touched runs and everything that speaks of them in one transaction; hold the lock.
@@ -217,6 +219,7 @@ class Desk:
                 receipt=receipt,
                 packet=packet,
                 adopt=tuple(adopt),
+                forget=tuple(forget),
                 meta=dict(meta or {}),
             )
             # The writer commits it or not whoever waits: leaving before that is known, memory could be on

@@ -207,6 +207,7 @@ class Intake:
             self._lane_record(item.event, chunk)
             return False
         try:
+            self._refuse_forgotten(item.run, item.event)
             event = self._redact(item, chunk)
         except ProtocolError as error:
             self._reject(item, error, chunk)
@@ -233,6 +234,16 @@ class Intake:
         chunk.touched |= outcome.touched
         chunk.touched.add(item.run)
         return self._observer.folded(item.run, hot, outcome, item, chunk)
+
+    def _refuse_forgotten(self, run: str, event: Event) -> None:
+        """A run that was finished and forgotten does not begin anew under its old heads."""
+        if not self._desk.runs.forgotten:
+            return
+        for name in (run, *core.touches(event)):
+            if name in self._desk.runs.forgotten:
+                raise ProtocolError(
+                    "run_mismatch", f"run {name} was finished and is forgotten; use another id", event.id
+                )
 
     def _redact(self, item: Incoming, chunk: Chunk) -> Event:
         """The event without its secrets, which is all that anything behind this line sees.

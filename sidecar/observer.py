@@ -124,7 +124,7 @@ class Observer:
         if name in _FOR_DESCENDANTS or outcome.gaps:
             chunk.after.append(partial(self._mark_descendants, run))
         if name == "run.finished" and head.finished is not None and not outcome.late and not outcome.foreign:
-            self._finished(hot, head, chunk)
+            self._finished(hot, head, item, chunk)
         if outcome.decision is not None:
             decision, version = outcome.decision, head.version
             chunk.after.append(lambda: self._responder.decided(run, event.id, decision, version))
@@ -255,7 +255,8 @@ class Observer:
         outcome = faults[0] if faults else "ok"
         chunk.after.append(lambda: desk.metrics.resumed(outcome))
 
-    def _finished(self, hot: HotRun, head: Head, chunk: Chunk) -> None:
+    def _finished(self, hot: HotRun, head: Head, item: Incoming, chunk: Chunk) -> None:
+        hot.view.ended, hot.view.ended_at = head.finished or "", item.delivery.stamp
         outcome, compactions = head.finished or "", hot.view.course.compactions
         chunk.after.append(lambda: self._desk.metrics.finished(outcome, compactions))
         chunk.states.add(head.run)

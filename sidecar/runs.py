@@ -51,6 +51,8 @@ class Runs:
         self.hot: dict[str, HotRun] = {}
         self.ledgers: dict[str, state.Ledger] = {}
         self._absent: set[str] = set()
+        self.forgotten: set[str] = set()
+        """Of the runs asked for by ``load`` those that were finished and forgotten: they begin no more."""
         self.lane = state.Lane(settings=Settings())
         """The lane's own fold state; set by ``begin`` before the first message is folded."""
         self.lane_stored = b""
@@ -73,7 +75,9 @@ class Runs:
             stored = await self._store.load_family(self._tenant, self._lane, name)
             for row in stored:
                 # Of a forgotten run there is no ledger any more.
-                if row.run not in self.hot and row.head:
+                if not row.head:
+                    self.forgotten.add(row.run)
+                elif row.run not in self.hot:
                     self._adopt(row, await self._view(row))
             if name not in self.hot:
                 self._absent.add(name)
@@ -187,6 +191,14 @@ class Runs:
             seen.add(parent)
             name = parent
 
+    def drop(self, names: Iterable[str]) -> None:
+        """These runs are forgotten, on disk already."""
+        for name in names:
+            self.hot.pop(name, None)
+            self.ledgers.pop(name, None)
+            self._absent.add(name)
+            self.forgotten.add(name)
+
     def discard(self) -> None:
         """Forget everything in memory: what was folded was not committed."""
         if self.lane_stored:
@@ -199,6 +211,7 @@ class Runs:
         """Let the least recently used families go until at most ``capacity`` runs are hot."""
         if len(self._absent) > 10_000:
             self._absent.clear()
+            self.forgotten.clear()
         if len(self.hot) <= self._capacity:
             return
         newest: dict[str, int] = {}

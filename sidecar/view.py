@@ -75,6 +75,10 @@ class View(msgspec.Struct, kw_only=True):
     """Of the newest message folded."""
     unproven_before: int = 0
     """Stream messages before this sequence are gone and no number proves this run whole yet; 0: none."""
+    ended: str = ""
+    """How the run ended the last time it did; it may have been reopened since."""
+    ended_at: float = 0.0
+    """Broker time (s) of that."""
 
     def note_packet(self, packet: Packet) -> None:
         """Remember what went out, to tell later what is new and who works from something old."""
@@ -169,6 +173,24 @@ _DECODER = msgspec.msgpack.Decoder(View)
 
 def encode_view(view: View) -> bytes:
     return msgspec.msgpack.encode(view)
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a stored view tells how old a finished run is."""
+
+    ended: str = ""
+    ended_at: float = 0.0
+
+
+_ENDING = msgspec.msgpack.Decoder(Ending)
+
+
+def decode_ending(body: bytes) -> Ending:
+    """Only this of a stored view, cheaply; of one that cannot be read, as if nothing were known."""
+    try:
+        return _ENDING.decode(body) if body else Ending()
+    except msgspec.DecodeError:
+        return Ending()
 
 
 class ViewUnreadable(ValueError):

@@ -10,7 +10,17 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from sidecar.core.budget import Budget, BudgetSettings, Expected, Level, Observed, at_least, expect, level_of
+from sidecar.core.budget import (
+    LEVELS,
+    Budget,
+    BudgetSettings,
+    Expected,
+    Level,
+    Observed,
+    at_least,
+    expect,
+    level_of,
+)
 from sidecar.core.trimming import Cleared, Trimming
 
 DeferReason = Literal[
@@ -32,6 +42,8 @@ BACK_OFF_SECONDS: Final = (5.0, 20.0, 60.0)
 BREAKER_SECONDS: Final = 300.0
 GAIN_FLOOR: Final = 0.10
 """Share of the range that a compaction must save at the very least."""
+USED_FLOOR: Final = 0.05
+"""Share of what is used that a compaction must save at the very least: smaller steps would follow in chains."""
 _DROP_SHARE = 0.05
 """Share of the usable window by which the figure must fall to count as a real change."""
 
@@ -65,6 +77,7 @@ class Course(Struct, kw_only=True):
     ineffective_window: int = 0
     ineffective_used: int = 0
     ineffective_total: int = 0
+    ineffective_level: Level = "ok"
 
     deferred: str = ""
     deferred_at: int = 0
@@ -174,7 +187,8 @@ def committed(
         _await(course, "compaction")
         expect(budget, packet_tokens=packet_tokens, tail_tokens=tail_tokens)
     else:
-        course.shadow_saved += plan.range_tokens
+        course.shadow_saved += max(0, plan.range_tokens + course.packet_tokens - packet_tokens)
+        course.packet_tokens = packet_tokens
 
 
 def trimmed(course: Course, budget: Budget, plan: Trim, *, live: bool = True) -> None:
@@ -231,6 +245,7 @@ def mark_ineffective(course: Course, budget: Budget, reason: str, *, position: i
     course.ineffective_window = budget.window
     course.ineffective_used = budget.used()
     course.ineffective_total = budget.total.tokens
+    course.ineffective_level = budget.level
     course.deferred = ""
     course.deferred_at = position
 
@@ -241,6 +256,7 @@ def really_changed(course: Course, budget: Budget, settings: BudgetSettings) -> 
     material = max(keep_recent(budget, settings), usable // 10)
     return (
         budget.window != course.ineffective_window
+        or LEVELS.index(budget.level) > LEVELS.index(course.ineffective_level)
         or not at_least(budget.level, "compact")
         or budget.used() <= course.ineffective_used - _DROP_SHARE * usable
         or budget.total.tokens - course.ineffective_total >= material
@@ -248,12 +264,13 @@ def really_changed(course: Course, budget: Budget, settings: BudgetSettings) -> 
 
 
 def gains(used_before: int, used_after: int, plan: Compact, settings: BudgetSettings) -> bool:
-    """Whether what was really built keeps the hard floor: smaller, by at least a tenth of the range.
+    """Whether what was really built keeps the hard floors: a tenth of the range, and a share of what is used.
 
-    The larger default (``min_gain`` of what is used) was asked for when planning.
+    The larger default (``min_gain`` of what is used) was asked for when planning; what is left of it after
+    the packet took its real size must still be worth rewriting a prefix for.
     """
     saved = used_before - used_after
-    return saved > 0 and saved >= GAIN_FLOOR * plan.range_tokens
+    return saved > 0 and saved >= max(GAIN_FLOOR * plan.range_tokens, USED_FLOOR * used_before)
 
 
 def keep_recent(budget: Budget, settings: BudgetSettings) -> int:

@@ -131,7 +131,11 @@ class _Collector:
             case UsageReported():
                 self._alone(item.position, talk=False)
             case Message():
-                group = self._alone(item.position, talk=True)
+                same = self._by_message.get(event.message_id or "") if event.role == "assistant" else None
+                if same is not None:
+                    # One assistant message told in pieces: a cut between them would part its calls.
+                    same.end = item.position
+                group = same or self._alone(item.position, talk=True)
                 self._newest = self._loose = None
                 if event.role == "assistant":
                     self._newest = group

@@ -150,10 +150,15 @@ class _Planner:
 
     def _too_little(self) -> Plan:
         """More material will come, and then the same cut is worth more."""
+        if self._gap_open():
+            return self._defer("open_gap")
         return self._defer("no_boundary" if open_calls(self.ledger) and self.critical else "little_new")
 
     def _last_resort(self) -> Plan:
         """Even without the whole range the run stays above the threshold."""
+        if self._gap_open():
+            # What lies behind the gap may be covered once it closes: nothing is beyond help yet.
+            return self._defer("open_gap")
         if self.critical:
             if open_calls(self.ledger):
                 deep = self._trimming(inside=True)
@@ -167,6 +172,9 @@ class _Planner:
         if everything > self._scaled(self.keep):
             return Ineffective(reason="recent_part")
         return Ineffective(reason="no_gain")
+
+    def _gap_open(self) -> bool:
+        return gap_position(self.items, self.ledger) is not None
 
     def _trimming(self, *, inside: bool) -> Trimming:
         return trim_plan(

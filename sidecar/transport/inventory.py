@@ -22,12 +22,16 @@ async def subjects_held(link: Link, stream: str, filter_subject: str) -> dict[st
             return found
 
 
-async def purge(link: Link, stream: str, subject: str) -> int:
-    """Delete every message of the subject (or filter) from the stream and return how many. Idempotent.
+async def purge(link: Link, stream: str, subject: str, *, through: int | None = None) -> int:
+    """Delete every message of the subject (or filter) from the stream, up to a sequence where one is given,
+    and return how many. Idempotent.
 
     Raises Unavailable, Denied where it is not permitted.
     """
-    answer = await _api(link, stream, f"STREAM.PURGE.{stream}", {"filter": subject})
+    query: dict[str, Any] = {"filter": subject}
+    if through is not None:
+        query["seq"] = through + 1
+    answer = await _api(link, stream, f"STREAM.PURGE.{stream}", query)
     return int(answer.get("purged", 0))
 
 

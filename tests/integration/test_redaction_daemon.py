@@ -30,7 +30,9 @@ MODEL = {"name": "m", "context_window": 60_000}
 
 def pieces(item: Planted) -> list[bytes]:
     """The secret, and every part of it long enough to be told from others."""
-    return [item.secret.encode(), *(part.encode() for part in re.findall(r"[A-Za-z0-9]{12,}", item.secret))]
+    parts = re.findall(r"[A-Za-z0-9]{12,}", item.secret)
+    # The head of a JWT says only how it is signed.
+    return [item.secret.encode(), *(part.encode() for part in parts if not part.startswith("eyJhbG"))]
 
 
 def spoken(items: list[Planted]) -> list[dict[str, Any]]:
@@ -138,7 +140,7 @@ async def test_two_hundred_secrets_are_seen_nowhere(tmp_path: Path) -> None:
         }
 
         def receipts() -> int:
-            print({i[:60].split(b"{")[0] for i in seen}, len(seen), daemon.log[-1500:]); return sum(b".receipt" in item[:80] for item in seen)
+            return sum(b".receipt" in item[:80] for item in seen)
 
         await eventually(lambda: receipts() > 0, "a compaction")
         running = [path.read_bytes() for path in daemon.data_dir.glob("watchkeeper.db*")]
@@ -174,10 +176,11 @@ async def test_rules_of_the_configuration_hold_and_the_message_is_known_again(tm
         async with blackbox(server, tmp_path, settings) as box:
             run = await box.start()
             await box.send(run, said)
-            again = await box.send(run, said)
-            packet = await box.ask(run, "packet", {"after": again})
-            (request,) = packet["task"]["current_request"]
-            assert request["text"] == "BADGE-[redacted:badge], password=hunter2, password=[redacted:password]"
+            await box.send(run, said)
+            task = (await box.packet(run))["task"]
+            assert [item["text"] for item in task["current_request"]] == [
+                "BADGE-[redacted:badge], password=hunter2, password=[redacted:password]"
+            ]
             assert await box.metric("events_duplicate_total") == 1
             assert await box.metric("redactions_total", kind="custom") == 1
             other = event(

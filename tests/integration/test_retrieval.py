@@ -136,7 +136,9 @@ async def test_pages_join_to_the_original_whatever_the_limit(harness: Harness, m
             status="ok",
             content=[{"kind": "text", "text": said}, {"kind": "data", "value": {"a": [1, 2.5, said * 3]}}],
         ),
-        harness.tell("step.changed", plan=[{"id": f"p{n}", "text": "x" * 20, "state": "todo"} for n in range(40)]),
+        harness.tell(
+            "step.changed", plan=[{"id": f"p{n}", "text": "x" * 20, "state": "todo"} for n in range(40)]
+        ),
     ]
     async with harness.alive() as life:
         await life.read_all()
@@ -191,7 +193,9 @@ async def test_no_reply_is_larger_than_the_broker_takes(harness: Harness) -> Non
             assert len(answer.body) + 1024 <= life.desk.max_payload
             reply = json.loads(answer.body)
             for item in reply["items"]:
-                content[item["position"]] = content.get(item["position"], "") + item["event"].get("content", "")
+                content[item["position"]] = content.get(item["position"], "") + item["event"].get(
+                    "content", ""
+                )
             if not reply["truncated"]:
                 break
             body["cursor"] = reply["next"]
@@ -230,9 +234,7 @@ async def test_damage_and_forgetting_are_told(harness: Harness) -> None:
         await life.read_all()
     with closing(sqlite3.connect(harness.folder / "watchkeeper.db", isolation_level=None)) as raw:
         raw.execute("DROP TRIGGER bodies_no_update")
-        raw.execute(
-            "UPDATE bodies SET body = CAST(replace(CAST(body AS TEXT), 'word 2', 'word 7') AS BLOB)"
-        )
+        raw.execute("UPDATE bodies SET body = CAST(replace(CAST(body AS TEXT), 'word 2', 'word 7') AS BLOB)")
     async with harness.alive() as life:
         items = await all_items(life, **{"from": 1, "through": 6})
         assert [item.status for item in items] == ["found"] * 3 + ["digest_mismatch"] + ["found"] * 2
@@ -256,7 +258,9 @@ async def test_damage_and_forgetting_are_told(harness: Harness) -> None:
 
 async def test_secrets_are_shown_as_they_are_stored(harness: Harness) -> None:
     harness.start()
-    told = harness.tell("message", role="user", content="use password=hunter2-hunter2 for https://u:pw12345@host/")
+    told = harness.tell(
+        "message", role="user", content="use password=hunter2-hunter2 for https://u:pw12345@host/"
+    )
     async with harness.alive() as life:
         await life.read_all()
         (entry,) = await life.store.tail(TENANT, LANE, "r", after=1)
@@ -315,7 +319,11 @@ async def test_bad_input_is_refused_with_a_code(harness: Harness) -> None:
             assert json.loads(answer.body)["error"]["code"] == "invalid_request"
         for body in ({"format": "gemini"}, {}, {"format": "openai", "max_tokens": 0}):
             assert (await life.ask("context", **body))["error"]["code"] == "invalid_request"
-        for verb, body in (("fetch", {"refs": ["pos:1"]}), ("search", {"query": "x"}), ("context", {"format": "openai"})):
+        for verb, body in (
+            ("fetch", {"refs": ["pos:1"]}),
+            ("search", {"query": "x"}),
+            ("context", {"format": "openai"}),
+        ):
             assert (await life.ask(verb, "nobody", **body))["error"]["code"] == "run_unknown"
 
 
@@ -327,7 +335,14 @@ async def test_a_child_reads_what_was_granted_and_nothing_else(harness: Harness)
     h.start("p", goal="the parent's secret goal")
     granted = h.tell("message", run="p", role="user", content="granted words", id_="g1")
     h.tell("message", run="p", role="user", content="private words", id_="g2")
-    h.tell("evidence.recorded", run="p", evidence_id="ev1", claim="granted claim", kind="observed", source="pos:2")
+    h.tell(
+        "evidence.recorded",
+        run="p",
+        evidence_id="ev1",
+        claim="granted claim",
+        kind="observed",
+        source="pos:2",
+    )
     h.tell(
         "child.spawned",
         run="p",
@@ -339,8 +354,17 @@ async def test_a_child_reads_what_was_granted_and_nothing_else(harness: Harness)
     h.start("c", parent_run="p")
     h.start("s", parent_run="p")
     h.tell("message", run="c", role="assistant", content="the child's transcript", id_="cm")
-    h.tell("artifact.saved", run="c", artifact_id="a1", uri="file:///a", sha256="cd" * 32, description="result")
-    h.tell("evidence.recorded", run="c", evidence_id="v1", claim="child claim", kind="observed", source="event:cm")
+    h.tell(
+        "artifact.saved", run="c", artifact_id="a1", uri="file:///a", sha256="cd" * 32, description="result"
+    )
+    h.tell(
+        "evidence.recorded",
+        run="c",
+        evidence_id="v1",
+        claim="child claim",
+        kind="observed",
+        source="event:cm",
+    )
     h.tell("child.returned", run="p", child_run="c", status="succeeded", artifacts=["a1"], evidence=["v1"])
     async with h.alive() as life:
         await life.read_all()
@@ -350,10 +374,16 @@ async def test_a_child_reads_what_was_granted_and_nothing_else(harness: Harness)
 
         (item,) = (await fetch(life, "c", refs=["run:p/event:g1"])).items
         assert value(item.event)["content"] == granted["content"]
-        assert await statuses("c", "event:g1", "run:p/evidence:ev1", "event:never") == ["found", "found", "not_found"]
+        assert await statuses("c", "event:g1", "run:p/evidence:ev1", "event:never") == [
+            "found",
+            "found",
+            "not_found",
+        ]
         assert await statuses("c", "event:g1", of_run="p") == ["found"]
         # What is there and what is not are answered alike.
-        out = await fetch(life, "c", refs=["run:p/event:g2", "run:p/event:nothing", "run:s/pos:1", "run:zz/pos:1"])
+        out = await fetch(
+            life, "c", refs=["run:p/event:g2", "run:p/event:nothing", "run:s/pos:1", "run:zz/pos:1"]
+        )
         assert [item.status for item in out.items] == ["out_of_scope"] * 4
         assert {msgspec.json.encode(item).decode().replace(item.ref, "") for item in out.items} == {
             '{"ref":"","status":"out_of_scope"}'
@@ -365,7 +395,9 @@ async def test_a_child_reads_what_was_granted_and_nothing_else(harness: Harness)
         assert [item.status for item in ranged.items] == ["out_of_scope"]
         # A parent gets what came back, not how it came about; siblings get nothing.
         assert await statuses("p", "run:c/artifact:a1", "run:c/evidence:v1") == ["found", "found"]
-        assert await statuses("p", "run:c/event:cm", "run:c/pos:1", "run:c/checkpoint:x") == ["out_of_scope"] * 3
+        assert (
+            await statuses("p", "run:c/event:cm", "run:c/pos:1", "run:c/checkpoint:x") == ["out_of_scope"] * 3
+        )
         assert await statuses("s", "run:c/artifact:a1", "run:p/event:g1") == ["out_of_scope"] * 2
         assert await statuses("s", "event:g1") == ["not_found"]
 
@@ -414,7 +446,9 @@ async def test_what_is_written_is_found_as_written(harness: Harness, indexed: bo
         await life.read_all()
         if indexed:
             await Indexing(life.desk).catch_up("r", (await life.ledger()).head.position)
-            assert await life.store.searchable_through(TENANT, LANE, "r") == (await life.ledger()).head.position
+            assert (
+                await life.store.searchable_through(TENANT, LANE, "r") == (await life.ledger()).head.position
+            )
         for fact, event_id in places.items():
             reply = await life.ask("search", query=fact)
             assert reply["hits"][0]["event_id"] == event_id, fact

@@ -37,7 +37,9 @@ class Family:
             runs[name] = ledger
         for name, parent in PARENTS.items():
             artifacts, told = self.returned[name]
-            child = Child(id=name, task="t", artifacts=artifacts, evidence=told, granted_refs=self.grants[name])
+            child = Child(
+                id=name, task="t", artifacts=artifacts, evidence=told, granted_refs=self.grants[name]
+            )
             runs[parent].put("child", child)
         return runs
 
@@ -51,8 +53,8 @@ brought = st.tuples(
 )
 families = st.builds(
     Family,
-    st.fixed_dictionaries({name: grants for name in PARENTS}),
-    st.fixed_dictionaries({name: brought for name in PARENTS}),
+    st.fixed_dictionaries(dict.fromkeys(PARENTS, grants)),
+    st.fixed_dictionaries(dict.fromkeys(PARENTS, brought)),
 )
 runs_ = st.sampled_from(NAMES)
 

@@ -20,6 +20,7 @@ from protocol.codec import decode_event, digest_bytes
 from protocol.events import Message, ToolReturned
 from sidecar.core.context import shown
 from sidecar.importers import import_files
+from sidecar.indexing import Indexing
 from support.harness import LANE, TENANT, Harness, Life, workplace
 from support.providers import check, check_types
 
@@ -73,7 +74,9 @@ async def compacted(corpus: Path, files: list[str]) -> AsyncIterator[tuple[Life,
 async def stored(life: Life, run: str) -> list[tuple[int, Any, bytes]]:
     entries = await life.store.tail(TENANT, LANE, run, after=0)
     return [
-        (entry.position, decode_event(entry.body), entry.body) for entry in entries if entry.channel != "record"
+        (entry.position, decode_event(entry.body), entry.body)
+        for entry in entries
+        if entry.channel != "record"
     ]
 
 
@@ -85,7 +88,9 @@ async def test_every_result_comes_back_and_every_context_is_taken(corpus: Path, 
             told = await stored(life, run)
             refs = {f"event:{event.id}": body for _, event, body in told if isinstance(event, ToolReturned)}
             packet = await life.packet(run)
-            covered += (packet["checkpoint"] or {"covers_through": {"position": 0}})["covers_through"]["position"]
+            covered += (packet["checkpoint"] or {"covers_through": {"position": 0}})["covers_through"][
+                "position"
+            ]
             for item in packet["cleared"]:
                 assert item["ref"] in refs
             await check_fetched(life, run, refs)
@@ -139,13 +144,18 @@ def joined(before: Any, after: Any) -> Any:
     ]
 
 
-async def test_exact_facts_are_found_among_the_first_three(corpus: Path) -> None:
+@pytest.mark.parametrize("indexed", [False, True], ids=["tail", "index"])
+async def test_exact_facts_are_found_among_the_first_three(corpus: Path, indexed: bool) -> None:
     asked = found = shown_facts = phrases = phrases_found = 0
     missed: list[str] = []
     for files, name in zip(FILES, NAMES, strict=True):
         dice = random.Random(name)
         async with compacted(corpus, files) as (life, runs):
             for run in runs:
+                if indexed:
+                    newest = (await life.ledger(run)).head.position
+                    await Indexing(life.desk).catch_up(run, newest)
+                    assert await life.store.searchable_through(TENANT, LANE, run) == newest
                 facts: dict[str, int] = {}
                 spoken: dict[str, int] = {}
                 for position, event, _ in await stored(life, run):
@@ -171,7 +181,9 @@ async def test_exact_facts_are_found_among_the_first_three(corpus: Path) -> None
                     shown_facts += any(fact in item["snippet"] for item in reply["hits"])
                     if not hit:
                         missed.append(f"{name}: {fact}")
-    print(f"\nexact facts: {found} of {asked} in the first three, {shown_facts} shown by a snippet; {missed[:5]}")
+    print(
+        f"\nexact facts: {found} of {asked} in the first three, {shown_facts} shown by a snippet; {missed[:5]}"
+    )
     print(f"phrases of five words: {phrases_found} of {phrases} in the first three")
     assert phrases_found >= 0.95 * phrases
     assert found >= 0.95 * asked

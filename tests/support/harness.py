@@ -219,7 +219,7 @@ class Harness:
 
     # --- what left --------------------------------------------------------------------------------------
 
-    def sent(self, kind: str, run: str = "r", **wanted: Any) -> list[Json]:
+    def sent(self, kind: str, run: str = "r", /, **wanted: Any) -> list[Json]:
         """Bodies of what was sent of that kind whose fields have these values."""
         found = (item.body for item in self.broker.sent if item.kind == kind and item.run == run)
         return [body for body in found if all(body.get(name) == value for name, value in wanted.items())]
