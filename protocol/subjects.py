@@ -140,6 +140,11 @@ def run_inbound_filter(tenant: str, lane: str, run: str) -> str:
     return f"{PREFIX}.in.{_token('tenant', tenant)}.{_token('lane', lane)}.{_token('run', run)}.*"
 
 
+def run_outbound_filter(tenant: str, lane: str, run: str) -> str:
+    """Everything that was said about one run."""
+    return f"{PREFIX}.out.{_token('tenant', tenant)}.{_token('lane', lane)}.{_token('run', run)}.*"
+
+
 def outbound_filter(tenant: str, lane: str) -> str:
     """Every outbound subject of one lane."""
     return f"{PREFIX}.out.{_token('tenant', tenant)}.{_token('lane', lane)}.>"

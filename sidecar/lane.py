@@ -33,6 +33,7 @@ from sidecar.packets import Packets
 from sidecar.recovery import adopt_states, drop_unsent
 from sidecar.relay import Relay
 from sidecar.responder import Responder
+from sidecar.retention import Retention
 from sidecar.runs import Runs
 from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
@@ -184,6 +185,7 @@ class LaneService:
                 working.start_soon(parts.packets.run)
                 working.start_soon(parts.deadlines.run)
                 working.start_soon(parts.observer.tick)
+                working.start_soon(Retention(desk, self._link, parts.packets, parts.compactor).run)
                 working.start_soon(serve_asks, self._link, desk.tenant, desk.lane, parts.responder.answer)
                 reader = _Reader(desk, self._link, publisher, parts.intake)
 

@@ -19,6 +19,7 @@ from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clear
 from sidecar.desk import Desk
 from sidecar.packets import Packets, StoredBody
 from sidecar.ranges import tail_items
+from sidecar.retention import adopt_tombstone
 from sidecar.transport.inventory import subjects_held
 from sidecar.transport.jetstream import Link
 from sidecar.transport.publisher import LanePublisher
@@ -50,6 +51,9 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
             continue
         if not isinstance(state, RunState):
             log.warning("state of a run is kept as an object, left alone", run=run)
+            continue
+        if state.tombstones:
+            await adopt_tombstone(desk, run, state)
             continue
         adopted += await _adopt(desk, run, state, packets)
     return adopted

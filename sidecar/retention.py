@@ -40,6 +40,10 @@ _LATEST_SECONDS: Final = 600.0
 log = structlog.get_logger(__name__)
 
 
+Attempts = tuple[tuple[str, str], ...]
+"""Id and outcome of each compaction attempt of a run."""
+
+
 class Grave(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a run beside the heads of its messages: figures and names, no word of what was said."""
 
@@ -48,8 +52,7 @@ class Grave(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     position: int
     hash_chain: str
-    attempts: tuple[tuple[str, str], ...] = ()
-    """Id and outcome of each compaction attempt."""
+    attempts: Attempts = ()
     told: bool = False
     """The broker has forgotten the run as well."""
 
@@ -89,7 +92,9 @@ def due(summaries: Iterable[RunSummary], kept: Mapping[str, float], now: float) 
     return [family for family, past in families.items() if past]
 
 
-def graves(family: Sequence[StoredRun], reason: str, at: str, attempts: Mapping[str, Attempts]) -> list[TombstoneRow]:
+def graves(
+    family: Sequence[StoredRun], reason: str, at: str, attempts: Mapping[str, Attempts]
+) -> list[TombstoneRow]:
     """A tombstone for each run of a family. Raises NotForgotten if one of them is not finished."""
     if all(not row.head for row in family):
         raise NotForgotten("forgotten already")
@@ -113,9 +118,6 @@ def graves(family: Sequence[StoredRun], reason: str, at: str, attempts: Mapping[
         )
         for row in family
     ]
-
-
-Attempts = tuple[tuple[str, str], ...]
 
 
 async def bury(store: Store, tenant: str, lane: str, run: str, reason: str, at: str) -> list[TombstoneRow]:
@@ -222,7 +224,7 @@ class Retention:
 
 async def adopt_tombstone(desk: Desk, run: str, state: RunState) -> bool:
     """Another owner forgot the run: forget it here too, and remember that it was. Whether that was news."""
-    (grave,) = [item for item in state.tombstones if item.run == run][:1] or [None]
+    grave = next((item for item in state.tombstones if item.run == run), None)
     if grave is None:
         return False
     body = encode(
@@ -240,9 +242,16 @@ async def adopt_tombstone(desk: Desk, run: str, state: RunState) -> bool:
         await desk.runs.load([run])
         if run in desk.runs.forgotten:
             return False
-        if run not in desk.runs.hot:
-            unknown = RunRow(run=run, family=run, parent=None, head=b"", view=b"", finished=True)
-            await desk.store.commit(Unit(tenant=desk.tenant, lane=desk.lane, runs=(unknown,)))
+        hot = desk.runs.hot.get(run)
+        row = RunRow(
+            run=run,
+            family=run if hot is None else hot.family,
+            parent=None if hot is None else hot.ledger.head.parent,
+            head=b"",
+            view=b"",
+            finished=True,
+        )
+        await desk.store.commit(Unit(tenant=desk.tenant, lane=desk.lane, runs=(row,)))
         await desk.commit(forget=[TombstoneRow(run=run, forgotten_at=at, body=body)])
         desk.runs.drop([run])
     return True

@@ -12,7 +12,7 @@ import structlog
 
 from protocol import subjects
 from protocol.codec import digest, encode
-from protocol.state import Cursor, RunState, StateCheckpoint
+from protocol.state import Cursor, RunState, StateCheckpoint, Tombstone
 from sidecar.core.state import ledger_value
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
@@ -79,3 +79,33 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
 
 def _say_too_large(run: str, size: int) -> None:
     log.warning("state too large for a message, left out", run=run, bytes=size)
+
+
+def tombstone_row(
+    desk: Desk, run: str, *, version: int, hash_chain: str, reason: str, at: datetime
+) -> OutboxRow:
+    """What the state stream keeps of a forgotten run: how far it went and the end of its chain, no content."""
+    grave = Tombstone(run=run, through=version, hash_chain=hash_chain, at=at, reason=reason)
+    state = RunState(
+        epoch=desk.voice.epoch,
+        fold_version=FOLD_VERSION,
+        checkpoint=None,
+        ledger=msgspec.Raw(b"{}"),
+        ledger_version=version,
+        ledger_digest=digest({}),
+        cursor=Cursor(
+            stream_seq=desk.cursor.stream_seq,
+            stream_created=datetime.fromisoformat(desk.cursor.stream_created),
+            next_seq={},
+        ),
+        trimmed_through=0,
+        settings=desk.runs.lane.settings,
+        hash_chain=hash_chain,
+        tombstones=(grave,),
+    )
+    return OutboxRow(
+        stream="state",
+        subject=subjects.state(desk.tenant, desk.lane, run),
+        msg_id=derived_id("st", desk.tenant, desk.lane, run, desk.voice.epoch, "forgotten", at),
+        payload=encode(state),
+    )

@@ -3,6 +3,7 @@
 Imports of the project only ``protocol``; knows nothing of the sidecar, the broker or metrics.
 """
 
+from storage.backup import restore
 from storage.data_dir import set_aside
 from storage.errors import (
     AlreadyOpen,
@@ -84,5 +85,6 @@ __all__ = [
     "TombstoneRow",
     "Unit",
     "link",
+    "restore",
     "set_aside",
 ]

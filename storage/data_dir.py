@@ -77,7 +77,7 @@ def set_aside(folder: Path) -> Path:
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(target.with_name(target.name + path.name.removeprefix(DATABASE)))
             held.database.rename(target)
-            _sync(folder)
+            sync_folder(folder)
         except OSError as error:
             raise translate(error, held.database) from error
     finally:
@@ -109,7 +109,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make new and renamed files of a folder survive a power cut. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

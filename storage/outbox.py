@@ -80,3 +80,8 @@ def set_meta(tx: Transaction, values: Mapping[str, bytes | None]) -> None:
 def meta(connection: sqlite3.Connection, key: str) -> bytes | None:
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return None if row is None else bytes(row[0])
+
+
+def lanes(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Every lane of the store."""
+    return list(connection.execute("SELECT tenant, lane FROM lanes ORDER BY tenant, lane"))

@@ -54,6 +54,24 @@ class Wanted(Struct, frozen=True, kw_only=True):
         )
 
 
+MERGE_WEIGHT: Final = 2 * 1024 * 1024
+"""Bytes that one step of ``merge`` writes, about."""
+_MERGE_PAGES: Final = 400
+
+
+def merge(tx: Transaction, *, first: bool) -> bool:
+    """One bounded step towards an index without words of rows that are gone; False once it is there."""
+    connection = tx.connection
+    connection.execute("PRAGMA secure_delete=ON")
+    try:
+        before = connection.total_changes
+        pages = -_MERGE_PAGES if first else _MERGE_PAGES
+        connection.execute("INSERT INTO search (search, rank) VALUES ('merge', ?)", (pages,))
+        return connection.total_changes - before >= 2
+    finally:
+        connection.execute("PRAGMA secure_delete=FAST")
+
+
 def add(tx: Transaction, lane_no: int, rows: Sequence[SearchRow]) -> None:
     """Index rows beyond each run's indexed position, and move that position on. Idempotent.
 

@@ -21,6 +21,7 @@ from anyio.abc import TaskStatus
 
 from storage import (
     audit,
+    backup,
     checkpoints,
     evidence,
     journal,
@@ -375,6 +376,25 @@ class Store:
 
     async def meta(self, key: str) -> bytes | None:
         return await self._read(outbox.meta, key)
+
+    async def lanes(self) -> list[tuple[str, str]]:
+        """(tenant, lane) of everything that was ever stored here."""
+        return await self._read(outbox.lanes)
+
+    async def backup(self, target: Path) -> int:
+        """Copy all that is committed into the new file ``target``, while others write; its size in bytes.
+
+        Raises StorageConflict if the file exists, StorageFull or StorageIo if it cannot be written.
+        """
+        return await self._own_read(backup.copy, target)
+
+    async def scrub(self) -> None:
+        """Overwrite what forgetting leaves in the search index and in the log, in steps between commits."""
+        first = True
+        while await self._writer.submit(partial(search.merge, first=first), search.MERGE_WEIGHT):
+            first = False
+        self._writer.empty_log = True
+        await self._writer.submit(lambda tx: None, units.ROW_WEIGHT)
 
     async def counts(self) -> Counts:
         return await self._read(audit.counts)

@@ -74,6 +74,8 @@ class Writer:
         self._unchecked = 0
         self._due = False
         self.full = False
+        self.empty_log = False
+        """Set to have the log emptied after the next commit."""
 
     async def submit(self, work: Callable[[Transaction], T], weight: int) -> T:
         """Hand ``work`` over and wait for its commit. ``weight``: about how many bytes it writes.
@@ -192,6 +194,9 @@ class Writer:
             if self._due:
                 self._due = False
                 await self._connection.run(self._compaction.step)
+            if self.empty_log:
+                self.empty_log = False
+                await self._connection.run(_empty_log)
             if self._unchecked >= CHECKPOINT_WEIGHT:
                 self._unchecked = 0
                 await self._connection.run(_checkpoint_log)
@@ -216,6 +221,11 @@ def _own(error: Exception, path: Path) -> StorageError:
         case _:
             # A value SQLite has no form for: a lone surrogate, a number beyond 64 bits.
             return StorageConflict(f"{path}: {type(error).__name__} in a row")
+
+
+def _empty_log(connection: sqlite3.Connection) -> None:
+    # Readers are short; one that is not puts it off until the log is copied the next time.
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def _checkpoint_log(connection: sqlite3.Connection) -> None:

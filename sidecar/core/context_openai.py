@@ -29,7 +29,7 @@ def _turn(turn: Turn, names: Names, open_calls: frozenset[str]) -> list[dict[str
     ids = [names.call(call) for call in turn.calls]
     said: dict[str, Any] = {
         "role": "assistant",
-        "content": turn.text or None,
+        "content": turn.text if turn.text.strip() else None,
         "tool_calls": [
             {
                 "id": name,

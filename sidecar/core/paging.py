@@ -65,15 +65,9 @@ class Cut:
 
     def __init__(self, event: bytes | None, record: bytes | None, page: int) -> None:
         self._doc, self._limit = _layout(event, record, page)
-        texts: list[str] = []
-
-        def blank(text: str) -> str:
-            texts.append(text)
-            return ""
-
-        frame = _mapped(self._doc, self._limit, blank)
-        self._frame = sum(len(encode(value)) for value in (frame.event, frame.record) if value is not None)
-        self.total = sum(map(len, texts))
+        frame, long = _blanked(self._doc, self._limit)
+        self._frame = _size(frame)
+        self.total = sum(map(len, long))
         self.check = hashlib.blake2b(
             encode([self._limit, self.total, msgspec.to_builtins(self._doc)]), digest_size=6
         ).hexdigest()
@@ -126,11 +120,27 @@ def _layout(event: bytes | None, record: bytes | None, page: int) -> tuple[Doc, 
     values = [None if raw is None else msgspec.json.decode(raw) for raw in (event, record)]
     doc = Doc(*values)
     for limit in LONG:
-        frame = _mapped(doc, limit, lambda text: "")
-        if sum(len(encode(value)) for value in (frame.event, frame.record) if value is not None) <= page // 2:
+        frame, long = _blanked(doc, limit)
+        # With nothing to cut, it is long only as it was written: escapes and blanks.
+        if long and _size(frame) <= page // 2:
             return doc, limit
     texts = [None if raw is None else raw.decode("utf-8", "replace") for raw in (event, record)]
     return Doc(*texts), 0
+
+
+def _blanked(doc: Doc, limit: int) -> tuple[Doc, list[str]]:
+    """The document without its texts over ``limit`` characters, and these."""
+    long: list[str] = []
+
+    def blank(text: str) -> str:
+        long.append(text)
+        return ""
+
+    return _mapped(doc, limit, blank), long
+
+
+def _size(doc: Doc) -> int:
+    return sum(len(encode(value)) for value in (doc.event, doc.record) if value is not None)
 
 
 def _mapped(doc: Doc, limit: int, change: Callable[[str], str]) -> Doc:

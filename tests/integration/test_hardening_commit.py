@@ -225,3 +225,23 @@ async def test_a_refused_question_for_a_compaction_says_nothing_to_others(tmp_pa
         await made.tell(RUN, started(), event("tool.called", "c", call_id="c", tool="t", arguments={}))
         assert (await made.ask(RUN, "compact"))["state"] == "deferred"
         assert made.desk.runs.hot[RUN].view.course.deferred == ""
+
+
+async def test_a_record_said_again_is_the_same_record_whenever_and_by_whom(tmp_path: Path) -> None:
+    declared = event("operation.declared", "op-1", kind="mail.send", idempotency_key="k-1")
+    async with bench(tmp_path) as made:
+        await made.tell(RUN, started(), declared, event("operation.dispatched", "e-go", operation_id="op-1"))
+        for epoch, at in (
+            (1, "2026-11-30T10:00:00Z"),
+            (1, "2026-11-30T10:00:10Z"),
+            (2, "2026-11-30T10:00:20Z"),
+        ):
+            record = event("operation.timed_out", "timed-out-1", operation_id="op-1", epoch=epoch) | {
+                "at": at
+            }
+            await made.tell(RUN, record, channel="record")
+        head = made.desk.runs.ledgers[RUN].head
+        assert "duplicate_conflict" not in head.violations
+        assert head.version == 4
+        assert made.desk.metrics.total("events_duplicate_total") == 2
+        assert made.desk.metrics.total("events_rejected_total") == 0

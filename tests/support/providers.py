@@ -67,7 +67,7 @@ def check_openai(reply: Json) -> None:
         assert waiting == [], "a call was not answered right away"
         if role == "assistant" and "tool_calls" in message:
             assert message["tool_calls"]
-            assert message["content"] is None or message["content"].strip() or message["content"]
+            assert message["content"] is None or message["content"].strip()
             for call in message["tool_calls"]:
                 assert len(call["id"]) <= 40
                 assert call["id"] not in used

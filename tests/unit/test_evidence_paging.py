@@ -34,9 +34,7 @@ def test_pieces_join(texts: list[str], page: int, room: int) -> None:
     event = json.dumps({"id": "e1", "content": [{"text": text * 9} for text in texts]}).encode()
     record = json.dumps({"text": texts[0]}).encode()
     cut = Cut(event, record, page)
-    if not cut.total:
-        assert len(event) + len(record) <= page  # It fits, so nobody cuts it.
-        return
+    assert cut.total > 0
     pages, offset = [], 0
     for _ in range(100_000):
         piece = cut.piece(offset, room)

@@ -1,0 +1,85 @@
+"""A copy of the database in one file, taken beside whoever writes, and put back where there is none.
+
+A copy is one read transaction: it holds exactly what was committed at one moment. It holds what was forgotten
+since as well; keep copies no longer than what they hold may be kept.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import anyio.to_thread
+
+from storage import schema
+from storage.connection import open_reader
+from storage.data_dir import DATABASE, DataDir, sync_folder
+from storage.errors import StorageConflict, StorageCorrupt, translate
+
+
+def copy(connection: sqlite3.Connection, target: Path) -> int:
+    """Copy the database of ``connection`` into the new file ``target`` (0600); its size in bytes.
+
+    The file appears whole or not at all. Raises StorageConflict if it exists, StorageFull or StorageIo if the
+    disk refuses, the driver's error if the database cannot be read.
+    """
+    part = target.with_name(f"{target.name}.part")
+    try:
+        if target.exists():
+            raise StorageConflict(f"{target} exists and is not overwritten")
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        try:
+            out = sqlite3.connect(part, isolation_level=None)
+            try:
+                connection.backup(out)
+                # One file, nothing beside it: the log mode of the original needs more.
+                out.execute("PRAGMA journal_mode=DELETE")
+            finally:
+                out.close()
+            handle = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            # Not a rename, which would overwrite what came meanwhile.
+            os.link(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+        sync_folder(target.parent)
+        return target.stat().st_size
+    except FileExistsError:
+        raise StorageConflict(f"{target} exists and is not overwritten") from None
+    except OSError as error:
+        raise translate(error, target) from error
+
+
+async def restore(source: Path, data_dir: Path) -> int:
+    """Make ``source``, a copy, the database of a data directory that has none; its schema version.
+
+    Raises StorageConflict if there is a database already, AlreadyOpen, StorageIo if there is no copy,
+    StorageCorrupt, NotOurs, SchemaTooNew; nothing of the directory is changed then.
+    """
+    reader = await open_reader(source, busy_timeout_ms=5000)
+    try:
+        found = await reader.run(_check, source)
+        held = await anyio.to_thread.run_sync(DataDir.take, data_dir)
+        try:
+            if held.size_bytes():
+                raise StorageConflict(f"{held.database} holds a database and is not overwritten")
+            # The lock's holder has just made it, empty.
+            held.database.unlink()
+            await reader.run(copy, data_dir / DATABASE)
+        finally:
+            held.release()
+    finally:
+        await reader.close()
+    return found
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> int:
+    found = schema.version(connection, path)
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise StorageCorrupt(f"{path}: {verdict}")
+    return found
