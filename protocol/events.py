@@ -662,6 +662,10 @@ def identity(event: Event) -> str:
     """What tells this event from others within run and channel: equal identity means the same or a conflict.
 
     The event's id; with ``#<type>`` behind it where the id names the item as well, since declaring,
-    dispatching and settling one operation are three events. ``#`` cannot stand in an id.
+    dispatching and settling one operation are three events. A sidecar's record has ``%<epoch>`` behind it: the
+    same thing said by a former owner, which the fold ignored, must not keep the owner from saying it. Neither
+    sign can stand in an id.
     """
+    if type_of(event) in RECORD_TYPES:
+        return f"{event.id}%{event.epoch or 0}"
     return f"{event.id}#{type_of(event)}" if item_id(event) == event.id else event.id

@@ -100,7 +100,7 @@ class Redactor:
         return Redacted(encode(value), counts) if counts else None
 
     def _text(self, text: str, numbers: tuple[int, ...], counts: Counter[str]) -> str:
-        raw = text.encode()
+        raw = text.encode(errors="replace")
         for _ in range(_ROUNDS):
             found = detectors.find(raw, numbers, self._patterns)
             if self._allowed:
@@ -190,4 +190,4 @@ DEFAULT: Final = redactor_for(RedactionRules())
 
 def holds_secret(text: str) -> bool:
     """Whether a credential stands in the text, by the detectors alone."""
-    return bool(detectors.find(text.encode()))
+    return bool(detectors.find(text.encode(errors="replace")))

@@ -29,7 +29,7 @@ from sidecar.health import Health, loop_monitor
 from sidecar.lane import LaneService
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
-from sidecar.summarizers.choice import build_summarizers
+from sidecar.summarizers.choice import check_summarizers
 from sidecar.transport.errors import Unavailable
 from sidecar.transport.jetstream import Link, LinkSettings
 from sidecar.transport.topology import ensure_streams
@@ -71,7 +71,7 @@ class Daemon:
         """
         config = self.config
         # What cannot be built is refused before anything starts.
-        build_summarizers(config)
+        check_summarizers(config)
         async with AsyncExitStack() as stack:
             serving = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(serving.cancel_scope.cancel)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import msgspec
 
 from protocol import subjects
 from protocol.codec import encode
@@ -74,7 +75,13 @@ class Attempt:
     ledger_digest: str
     number: int
     started_at: str
+    summarizer: str
+    projector: Projector
+    """Who is asked, and with what."""
     session: str | None = None
+    tokens_in: int = 0
+    tokens_out: int = 0
+    """What the summariser said it cost so far, over all parts."""
 
     @property
     def run(self) -> str:
@@ -92,19 +99,24 @@ class Attempt:
             handoff_position=self.handoff_position,
             ledger_digest=self.ledger_digest,
             started_at=self.started_at,
-            body=encode({"mode": self.job.mode, "number": self.number}),
+            body=encode(
+                AttemptBody(
+                    mode=self.job.mode,
+                    number=self.number,
+                    summarizer=self.summarizer,
+                    projector=self.projector,
+                )
+            ),
         )
 
 
-@dataclass
-class Generated:
-    """A validated candidate: who made it, what validation said, and what it cost."""
+class AttemptBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of an attempt beside its columns, for the receipt of one that was interrupted."""
 
-    summarizer: str
-    projector: Projector
-    verdict: Verdict
-    tokens_in: int | None = None
-    tokens_out: int | None = None
+    mode: str
+    number: int
+    summarizer: str = "digest"
+    projector: Projector = Projector(version="1")
 
 
 @dataclass
@@ -116,16 +128,17 @@ class Ending:
     before: int
     after: int
     violations: Sequence[str] = ()
-    generated: Generated | None = None
+    verdict: Verdict | None = None
+    """What validation said, where there was a candidate."""
     built: Built | None = None
     checkpoint: CheckpointRow | None = None
 
 
-def receipt(desk: Desk, attempt: Attempt, ending: Ending, summarizer: str) -> Receipt:
-    """The record of one attempt; ``summarizer`` names who was asked where nothing came back."""
+def receipt(desk: Desk, attempt: Attempt, ending: Ending) -> Receipt:
+    """The record of one attempt."""
     ledger = attempt.job.ledger
     kinds = Counter({kind: len(ledger.active[kind]) for kind in PROTECTED_KINDS if ledger.active[kind]})
-    generated, checkpoint = ending.generated, ending.checkpoint
+    checkpoint = ending.checkpoint
     optional: dict[str, Any] = {}
     if attempt.session is not None:
         optional["source_session"] = attempt.session
@@ -134,8 +147,8 @@ def receipt(desk: Desk, attempt: Attempt, ending: Ending, summarizer: str) -> Re
     if attempt.job.course.checkpoint_id:
         optional["parent_checkpoint_id"] = attempt.job.course.checkpoint_id
     cost: dict[str, Any] = {}
-    if generated is not None and generated.tokens_in is not None:
-        cost = {"summarizer_in": generated.tokens_in, "summarizer_out": generated.tokens_out or 0}
+    if attempt.tokens_in or attempt.tokens_out:
+        cost = {"summarizer_in": attempt.tokens_in, "summarizer_out": attempt.tokens_out}
     return Receipt(
         tenant=desk.tenant,
         lane=desk.lane,
@@ -147,8 +160,8 @@ def receipt(desk: Desk, attempt: Attempt, ending: Ending, summarizer: str) -> Re
         trigger=attempt.job.trigger,  # type: ignore[arg-type]
         outcome=ending.outcome,  # type: ignore[arg-type]
         reason=ending.reason or attempt.job.reason or None,
-        summarizer=generated.summarizer if generated is not None else summarizer,
-        projector=generated.projector if generated is not None else Projector(version="1"),
+        summarizer=attempt.summarizer,
+        projector=attempt.projector,
         range=Range(from_=attempt.first, through=attempt.through),
         range_digest=attempt.range_digest,
         handoff=HandoffPoint(position=attempt.handoff_position, ledger_digest=attempt.ledger_digest),
@@ -161,7 +174,7 @@ def receipt(desk: Desk, attempt: Attempt, ending: Ending, summarizer: str) -> Re
             **cost,
         ),
         omitted=_omitted(ending.built),
-        removed_statements=0 if generated is None else generated.verdict.removed,
+        removed_statements=0 if ending.verdict is None else ending.verdict.removed,
         violations=tuple(ending.violations),
         attempt=attempt.number,
         started_at=moment_of(attempt.started_at),

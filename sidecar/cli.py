@@ -35,6 +35,13 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="TOML file; default: watchkeeper.toml in the working directory, if there."),
 ]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="The data directory; default: the configured one.")
+]
+Tenant = Annotated[
+    str | None, typer.Option("--tenant", help="Only this tenant; default: every one there is.")
+]
+Lane = Annotated[str | None, typer.Option("--lane", help="Only this lane; default: every one there is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -154,10 +161,10 @@ def demo(
 @app.command("check-config")
 def check_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Read the configuration as the daemon would and print every value with its source."""
-    from sidecar.summarizers.choice import build_summarizers
+    from sidecar.summarizers.choice import check_summarizers
 
     loaded = _load(config)
-    build_summarizers(loaded)
+    check_summarizers(loaded)
     if as_json:
         rows = {item.key: {"value": item.value, "source": item.source} for item in loaded.describe()}
         typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
@@ -187,6 +194,105 @@ def inspect(
         where = ", ".join(lanes)
         raise Refusal(ExitCode.USAGE, f"run {run_id}: not in {loaded.data_dir} (lanes looked at: {where})")
     typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else render(found))
+
+
+audit = typer.Typer(
+    help="Prove that what is stored is what was read: the hash chain of each run.", no_args_is_help=True
+)
+app.add_typer(audit, name="audit")
+
+
+@audit.command()
+def verify(
+    run_id: Annotated[str | None, typer.Argument(metavar="RUN", help="The run to verify.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Verify every run there is.")] = False,
+    data_dir: DataDir = None,
+    tenant: Tenant = None,
+    lane: Lane = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recompute the hash chain from the stored messages; name the first link that does not hold.
+
+    Reads only and takes no lock, so it works beside a running daemon.
+    Of a forgotten run the heads are left, and they are verified.
+    Exit code 1 if a chain is broken.
+    """
+    from sidecar import upkeep
+
+    if (run_id is None) != every:
+        raise Refusal(ExitCode.USAGE, "give a run, or --all for every run")
+    folder = data_dir or _load(config).data_dir
+    found = anyio.run(upkeep.verify, folder, run_id, tenant, lane)
+    if run_id is not None and not found:
+        raise Refusal(ExitCode.USAGE, f"run {run_id}: not in {folder}")
+    broken = sum(item.broken is not None for item in found)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode({"runs": found, "broken": broken})).decode())
+    else:
+        for item in found:
+            typer.echo(str(item))
+        typer.echo(f"{len(found)} run{'' if len(found) == 1 else 's'} verified, {broken} broken")
+    if broken:
+        raise typer.Exit(int(ExitCode.FAILURE))
+
+
+@app.command()
+def forget(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    data_dir: DataDir = None,
+    tenant: Tenant = None,
+    lane: Lane = None,
+    config: ConfigFile = None,
+) -> None:
+    """Forget a finished run and its family: every word goes, the chain of digests stays.
+
+    Stop the daemon first: it owns the data directory.
+    Started again, it takes the run's messages out of the streams too. This cannot be undone.
+    A running daemon forgets by itself, by the table retention of the configuration.
+    """
+    from sidecar import upkeep
+
+    folder = data_dir or _load(config).data_dir
+    try:
+        gone = anyio.run(upkeep.forget, folder, run_id, tenant, lane)
+    except upkeep.NotForgotten as reason:
+        raise Refusal(ExitCode.FAILURE, f"run {run_id} is not forgotten: {reason}") from reason
+    typer.echo(f"forgotten: {', '.join(gone)}")
+    typer.echo("Start the daemon to take their messages out of the streams as well.")
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Copy the database into one file, while the daemon runs or not; the copy is of one moment.
+
+    It holds all that was said, and what is forgotten later. The streams of the broker are not in it.
+    """
+    from sidecar import upkeep
+
+    size = anyio.run(upkeep.back_up, data_dir or _load(config).data_dir, file)
+    typer.echo(f"{file}: {size:,} bytes")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that backup wrote.")],
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Make a backup the database of a data directory that has none; nothing is overwritten.
+
+    The daemon started on it reads on where the backup was made, from the streams.
+    """
+    from sidecar import upkeep
+
+    folder = data_dir or _load(config).data_dir
+    version = anyio.run(upkeep.put_back, file, folder)
+    typer.echo(f"{folder}: restored from {file} (schema {version})")
 
 
 @app.command()

@@ -17,11 +17,12 @@ import structlog
 from anyio.abc import TaskGroup
 
 from protocol.codec import digest, encode
-from sidecar.attempts import Attempt, Ending, Generated, Job, receipt, receipt_rows
+from sidecar.attempts import Attempt, AttemptBody, Ending, Job, receipt, receipt_rows
 from sidecar.core import family, policy
 from sidecar.core.course import DeferReason, used_tokens
 from sidecar.core.exchanges import TailItem
 from sidecar.core.state import ledger_value
+from sidecar.core.validation import Verdict
 from sidecar.desk import Desk
 from sidecar.generation import Generation
 from sidecar.indexing import Indexing
@@ -50,6 +51,7 @@ class Compactor:
         self._generation = generation
         self._indexing = Indexing(desk)
         self._tasks: TaskGroup | None = None
+        self._ended = anyio.Event()
         self._limit = anyio.CapacityLimiter(_AT_ONCE)
         self.running: dict[str, Job] = {}
 
@@ -62,12 +64,15 @@ class Compactor:
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
+            self._ended.set()
 
     async def abandon(self) -> None:
         """Start nothing new; what is being generated is given up and recorded as interrupted."""
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
             self._tasks = None
+            # One that is committing just now does so; it must not be taken for open meanwhile.
+            await self._ended.wait()
         await self.close_interrupted()
 
     def prepare(self, run: str, trigger: str, *, fallback: bool = False, reason: str = "") -> Job | None:
@@ -244,7 +249,7 @@ class Compactor:
             row = await desk.store.newest_checkpoint(desk.tenant, desk.lane, job.run, chain=_chain(job.mode))
             previous = None if row is None else stored_checkpoint(row).summary
         try:
-            generated = await self._generation.generate(
+            verdict = await self._generation.generate(
                 attempt,
                 runs={**job.ancestors, job.run: job.ledger},
                 covered=covered,
@@ -255,13 +260,14 @@ class Compactor:
             log.warning("summary failed", run=job.run, reason=failure.reason, error=str(failure))
             await self._failed(attempt, failure.reason, ())
             return
-        if not generated.verdict.accepted:
-            await self._failed(attempt, "invalid", generated.verdict.violations, generated)
+        if not verdict.accepted:
+            await self._failed(attempt, "invalid", verdict.violations, verdict)
             return
-        await self._commit(attempt, plan, generated)
+        await self._commit(attempt, plan, verdict)
 
     async def _open(self, job: Job, plan: policy.Compact, covers_digest: str, ledger_digest: str) -> Attempt:
         desk = self._desk
+        summarizer = self._generation.asked(job)
         async with desk.changing():
             hot = await self._hot(job)
             course = hot.view.course_of(job.mode)
@@ -286,6 +292,8 @@ class Compactor:
                 ledger_digest=ledger_digest,
                 number=course.attempt,
                 started_at=desk.now_text(),
+                summarizer=summarizer.name,
+                projector=summarizer.projector,
                 session=job.ledger.head.session,
             )
             started = desk.voice.notice(
@@ -299,7 +307,7 @@ class Compactor:
 
     # --- commit --------------------------------------------------------------------------------------
 
-    async def _commit(self, attempt: Attempt, plan: policy.Compact, generated: Generated) -> None:
+    async def _commit(self, attempt: Attempt, plan: policy.Compact, verdict: Verdict) -> None:
         desk, job = self._desk, attempt.job
         with desk.metrics.phase("commit"):
             async with desk.changing():
@@ -313,11 +321,11 @@ class Compactor:
                 if not await self._unchanged(attempt):
                     await self._close(attempt, hot, "failed", "storage")
                     return
-                row = self._checkpoint_row(attempt, plan, generated)
+                row = self._checkpoint_row(attempt, plan, verdict)
                 if job.mode == "live":
-                    await self._apply(attempt, plan, generated, hot, row)
+                    await self._apply(attempt, plan, verdict, hot, row)
                 else:
-                    await self._shadow(attempt, plan, generated, hot, row)
+                    await self._shadow(attempt, plan, verdict, hot, row)
 
     async def _unchanged(self, attempt: Attempt) -> bool:
         """Whether the range reads as it did when the attempt began."""
@@ -325,14 +333,14 @@ class Compactor:
         entry = await desk.store.entry(desk.tenant, desk.lane, attempt.run, position=attempt.through)
         return entry is not None and f"sha256:{entry.chain.hex()}" == attempt.range_digest
 
-    def _checkpoint_row(self, attempt: Attempt, plan: policy.Compact, generated: Generated) -> CheckpointRow:
+    def _checkpoint_row(self, attempt: Attempt, plan: policy.Compact, verdict: Verdict) -> CheckpointRow:
         desk, job = self._desk, attempt.job
         body = StoredBody(
-            summarizer=generated.summarizer,
-            projector=generated.projector,
+            summarizer=attempt.summarizer,
+            projector=attempt.projector,
             attempt_id=attempt.attempt_id,
             parent_checkpoint_id=job.course.checkpoint_id or None,
-            summary=generated.verdict.summary,
+            summary=verdict.summary,
         )
         version = job.course.checkpoint_version + 1
         return CheckpointRow(
@@ -358,7 +366,7 @@ class Compactor:
         )
 
     async def _apply(
-        self, attempt: Attempt, plan: policy.Compact, generated: Generated, hot: HotRun, row: CheckpointRow
+        self, attempt: Attempt, plan: policy.Compact, verdict: Verdict, hot: HotRun, row: CheckpointRow
     ) -> None:
         """Live: checkpoint, receipt, state, packet and course in one transaction."""
         desk, job = self._desk, attempt.job
@@ -372,7 +380,7 @@ class Compactor:
         after = view.after_take_up(draft.text_tokens)
         figures = view.figures(settings)._replace(used_before=used, used_after=max(0, min(after, used)))
         if not policy.gains(used, after, plan, settings):
-            await self._failed_locked(attempt, hot, "invalid", ("no_gain",), generated)
+            await self._failed_locked(attempt, hot, "invalid", ("no_gain",), verdict)
             return
         built = await self._packets.build_on(job.run, "compacted", checkpoint, view, figures)
         policy.committed(
@@ -387,14 +395,21 @@ class Compactor:
         view.last_attempt = attempt.attempt_id
         view.note_packet(built.packet)
         said = self._packets.choice_notice(hot, view, built)
-        for code in generated.verdict.violations:
+        for code in verdict.violations:
             view.violations[code] = view.violations.get(code, 0) + 1
         hot.view = view
         state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint))
         ending = Ending(
-            "applied", None, used, figures.used_after, generated=generated, built=built, checkpoint=row
+            "applied",
+            None,
+            used,
+            figures.used_after,
+            violations=verdict.violations,
+            verdict=verdict,
+            built=built,
+            checkpoint=row,
         )
-        message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
+        message, stored = receipt_rows(desk, receipt(desk, attempt, ending))
         packet = self._packets.row(built.packet)
         outbox = [*([state] if state is not None else []), packet, message, *said]
         try:
@@ -411,14 +426,14 @@ class Compactor:
             return
         self._packets.forget(job.run)
         self._index(job.run, plan.through)
-        for code in generated.verdict.violations:
+        for code in verdict.violations:
             desk.metrics.violation(code)
         desk.metrics.compacted("applied", job.trigger, used, figures.used_after)
         self._packets.count(built)
         log.info("compacted", run=job.run, through=plan.through, before=used, after=figures.used_after)
 
     async def _shadow(
-        self, attempt: Attempt, plan: policy.Compact, generated: Generated, hot: HotRun, row: CheckpointRow
+        self, attempt: Attempt, plan: policy.Compact, verdict: Verdict, hot: HotRun, row: CheckpointRow
     ) -> None:
         """Shadow: a checkpoint in a chain of its own and a receipt; nothing the agent sees changes."""
         desk, job = self._desk, attempt.job
@@ -437,8 +452,17 @@ class Compactor:
             packet_tokens=built.text_tokens,
         )
         after = used_tokens(view.budget, view.shadow)
-        ending = Ending("shadow", None, used, after, generated=generated, built=built, checkpoint=row)
-        message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
+        ending = Ending(
+            "shadow",
+            None,
+            used,
+            after,
+            violations=verdict.violations,
+            verdict=verdict,
+            built=built,
+            checkpoint=row,
+        )
+        message, stored = receipt_rows(desk, receipt(desk, attempt, ending))
         try:
             await desk.commit(
                 touched=[job.run],
@@ -465,10 +489,10 @@ class Compactor:
         attempt: Attempt,
         reason: str,
         violations: Sequence[str],
-        generated: Generated | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
         async with self._desk.changing():
-            await self._failed_locked(attempt, await self._hot(attempt.job), reason, violations, generated)
+            await self._failed_locked(attempt, await self._hot(attempt.job), reason, violations, verdict)
 
     async def _failed_locked(
         self,
@@ -476,7 +500,7 @@ class Compactor:
         hot: HotRun,
         reason: str,
         violations: Sequence[str],
-        generated: Generated | None,
+        verdict: Verdict | None,
     ) -> None:
         desk = self._desk
         course = hot.view.course_of(attempt.job.mode)
@@ -491,7 +515,7 @@ class Compactor:
             # The same range would not win more the next time: wait for something real to change.
             said.append(self._ineffective_notice(attempt.job, "no_gain"))
             policy.mark_ineffective(course, hot.view.budget, "no_gain", position=hot.ledger.head.position)
-        await self._close(attempt, hot, "failed", reason, violations, generated, said)
+        await self._close(attempt, hot, "failed", reason, violations, verdict, said)
 
     async def _close(
         self,
@@ -500,7 +524,7 @@ class Compactor:
         outcome: str,
         reason: str,
         violations: Sequence[str] = (),
-        generated: Generated | None = None,
+        verdict: Verdict | None = None,
         said: Sequence[OutboxRow] = (),
     ) -> None:
         """Close the attempt with a receipt and what else is ``said``; hold the lock."""
@@ -509,8 +533,8 @@ class Compactor:
         if outcome == "stale":
             policy.given_up(hot.view.course_of(attempt.job.mode))
         hot.view.last_attempt = attempt.attempt_id
-        ending = Ending(outcome, reason, used, used, violations=violations, generated=generated)
-        message, stored = receipt_rows(desk, receipt(desk, attempt, ending, self._generation.name))
+        ending = Ending(outcome, reason, used, used, violations=violations, verdict=verdict)
+        message, stored = receipt_rows(desk, receipt(desk, attempt, ending))
         try:
             await desk.commit(
                 touched=[attempt.run],
@@ -538,14 +562,14 @@ class Compactor:
 
     async def _close_row(self, row: AttemptRow, hot: HotRun, reason: str) -> None:
         desk = self._desk
-        body = msgspec.json.decode(row.body)
-        course = hot.view.course_of(body["mode"])
+        body = msgspec.json.decode(row.body, type=AttemptBody)
+        course = hot.view.course_of(body.mode)
         policy.failed(course, reason, now=desk.wall(), settings=desk.budget)
         job = Job(
             run=row.run,
             trigger=row.trigger,
             fallback=False,
-            mode=body["mode"],
+            mode=body.mode,
             ledger=hot.ledger.snapshot(),
             budget=hot.view.budget,
             course=copy.copy(course),
@@ -558,8 +582,10 @@ class Compactor:
             range_digest=row.range_digest,
             handoff_position=row.handoff_position,
             ledger_digest=row.ledger_digest,
-            number=body["number"],
+            number=body.number,
             started_at=row.started_at,
+            summarizer=body.summarizer,
+            projector=body.projector,
         )
         desk.metrics.failed(reason)
         await self._close(attempt, hot, "failed", reason)

@@ -1,7 +1,7 @@
 """Reading the configuration: one TOML file, the same keys as variables, and flags; all mistakes at once.
 
-The only place that looks at the environment. It opens nothing but the file (and looks whether a credentials
-file exists); what a value means is for those who use it.
+The only place that looks at the environment. It opens nothing but the file and the one with a provider's key
+(and looks whether a credentials file exists); what a value means is for those who use it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def load_config(
     for key in KEYS:
         if key in given:
             read(key, given[key], values, problems)
-    _provider_key(env, given, values)
+    _provider_key(env, given, values, problems)
     _combinations(values, given, problems)
     if problems:
         raise ConfigError(problems)
@@ -166,7 +166,24 @@ def _variable(key: str) -> str:
 # --- all values together ------------------------------------------------------------------------------------
 
 
-def _provider_key(env: Mapping[str, str], given: dict[str, Given], values: dict[str, Any]) -> None:
+def _provider_key(
+    env: Mapping[str, str], given: dict[str, Given], values: dict[str, Any], problems: list[Problem]
+) -> None:
+    """The key as given, else from its file, else from the provider's own variable."""
+    file = values.get("summarizer.api_key_file")
+    if values.get("summarizer.api_key") is None and file is not None:
+        source = given["summarizer.api_key_file"].source
+        try:
+            key = file.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            key = ""
+        if not key:
+            problems.append(
+                problem("summarizer.api_key_file", source, str(file), "a file that can be read and holds a key")
+            )
+            return
+        values["summarizer.api_key"] = key
+        given["summarizer.api_key"] = Given(key, f"file of summarizer.api_key_file ({source})", lenient=True)
     variable = _PROVIDER_KEYS.get(values.get("summarizer.kind", ""), "")
     if values.get("summarizer.api_key") is None and env.get(variable):
         values["summarizer.api_key"] = env[variable]
@@ -201,9 +218,16 @@ def _combinations(values: dict[str, Any], given: dict[str, Given], problems: lis
         refuse("summarizer.model", f"a model name when summarizer.kind is {kind}", "summarizer.kind")
     if kind in _PROVIDER_KEYS and now("summarizer.api_key") is None and now("summarizer.base_url") is None:
         needed = (
-            f"a key, the variable {_PROVIDER_KEYS[kind]}, or summarizer.base_url of a server without keys"
+            f"a key, a file with one, the variable {_PROVIDER_KEYS[kind]}, "
+            "or summarizer.base_url of a server without keys"
         )
-        refuse("summarizer.api_key", needed, "summarizer.kind", "summarizer.base_url")
+        refuse(
+            "summarizer.api_key",
+            needed,
+            "summarizer.kind",
+            "summarizer.base_url",
+            "summarizer.api_key_file",
+        )
 
 
 def _assemble(values: dict[str, Any], given: dict[str, Given], path: Path | None) -> Config:

@@ -23,7 +23,7 @@ Tokens = Annotated[int, Meta(ge=0, le=10_000_000)]
 Days = Annotated[float, Meta(ge=0, le=36_500)]
 
 
-_SECRET_KEY = re.compile(r"secret|password|passwd|api_?key|token$", re.IGNORECASE)
+_SECRET_KEY = re.compile(r"secret|password|passwd|api_?key$|token$", re.IGNORECASE)
 _LOGIN = re.compile(r"([a-z][a-z0-9+.-]*://)?[^\s,\"]*@", re.IGNORECASE)
 
 
@@ -89,8 +89,9 @@ class Budget(Table, frozen=True, kw_only=True):
 class Summarizer(Table, frozen=True, kw_only=True):
     """Who writes summaries, within which limits, and what is done when that fails.
 
-    `rebuild_every` 0 means never. `window_tokens` bounds what one request may carry. `model`, `base_url` and
-    `api_key` matter to the kinds that speak HTTP themselves.
+    `timeout_seconds` is for one request. `rebuild_every` 0 means never. `window_tokens` bounds what one request
+    may carry. `model`, `base_url` and the key, given itself or as a file that holds it, matter to the kinds that
+    speak HTTP themselves.
     """
 
     kind: Literal["digest", "nats", "openai", "anthropic"] = "digest"
@@ -102,6 +103,7 @@ class Summarizer(Table, frozen=True, kw_only=True):
     model: str | None = None
     base_url: str | None = None
     api_key: str | None = None
+    api_key_file: Path | None = None
 
 
 class Operations(Table, frozen=True, kw_only=True):

@@ -217,7 +217,9 @@ def _patterns(found: Given) -> tuple[ExtraPattern, ...]:
             value = msgspec.json.decode(value) if value else []
         patterns = msgspec.convert(value, tuple[ExtraPattern, ...])
     except msgspec.MsgspecError as error:
-        raise Refused(f"{_PATTERNS_TEXT} ({error})") from None
+        # Which entry, where it is one of them; the rest is said already.
+        where = f" ({error})" if "$[" in str(error) else ""
+        raise Refused(f"{_PATTERNS_TEXT}{where}") from None
     known = {pattern.name for pattern in patterns} | set(detectors.KINDS)
     if len(patterns) > _MOST_PATTERNS or len(known) != len(patterns) + len(detectors.KINDS):
         raise Refused(f"{_PATTERNS_TEXT}, none of them built in")
@@ -244,6 +246,7 @@ _READERS: dict[str, Callable[[Given], Any]] = {
     "data_dir": _path,
     "nats.url": _url("nats", "tls", "ws", "wss"),
     "nats.creds": _existing_file,
+    "summarizer.api_key_file": _existing_file,
     "admin.listen": _listen,
     "summarizer.base_url": _url("http", "https"),
     "redaction.patterns": _patterns,

@@ -163,6 +163,7 @@ class Desk:
             except BaseException:
                 self.runs.discard()
                 raise
+            self.runs.trim()
 
     async def aside(self, run: str, work: Callable[[], T]) -> T:
         """What ``work`` makes of a run's ledger; hold the lock, so that nothing changes under it.

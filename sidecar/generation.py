@@ -13,10 +13,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from protocol.codec import encode
+from protocol.codec import digest_bytes, encode
 from protocol.identifiers import parse_ref
 from protocol.summary import Exchange, Range, SummarizeReply, SummarizeRequest, Summary
-from sidecar.attempts import Attempt, Generated
+from sidecar.attempts import Attempt, Job
 from sidecar.core.claims import statement_tokens
 from sidecar.core.exchanges import TailItem
 from sidecar.core.material import event_text, exchange_items, parts
@@ -30,8 +30,10 @@ from sidecar.summarizers import Summarizer, SummarizerFailure
 SUMMARY_SHARE: Final = 0.3
 """Part of the packet's budget that a summary may take; the rest is for what is protected."""
 LEAST_SUMMARY_TOKENS: Final = 400
-INSTRUCTIONS: Final = ""
-"""The deterministic summariser takes none."""
+WINDOW_SHARE: Final = 0.15
+"""Part of the summariser's window that a summary may take: it is there twice, as the previous one and the new."""
+LEAST_ROOM_TOKENS: Final = 512
+"""Of history that one request must have room for; below that a range would go in hundreds of requests."""
 
 _NO_SUMMARY: Final = Summary(
     accepted_decisions=(),
@@ -58,10 +60,9 @@ class Generation:
         self._primary = primary
         self._fallback = fallback
 
-    @property
-    def name(self) -> str:
-        """The configured summariser's kind."""
-        return self._primary.name
+    def asked(self, job: Job) -> Summarizer:
+        """Whom an attempt at this job asks."""
+        return self._fallback if job.fallback and self._fallback is not None else self._primary
 
     async def generate(
         self,
@@ -71,36 +72,31 @@ class Generation:
         covered: Sequence[TailItem],
         previous: Summary | None,
         range_tokens: int,
-    ) -> Generated:
-        """One validated candidate, accepted or not. ``runs`` is the family with the run as of the handoff.
+    ) -> Verdict:
+        """One validated candidate, accepted or not. ``runs`` is the family with the run as of the handoff. What
+        was spent is added to the attempt, whatever its end.
 
         Raises ``SummarizerFailure`` when there is no candidate at all.
         """
-        summarizer = self._primary
-        if attempt.job.fallback and self._fallback is not None:
-            summarizer = self._fallback
+        summarizer = self.asked(attempt.job)
         desk = self._desk
         protected = protected_names(runs, attempt.run)
         exchanges = await anyio.to_thread.run_sync(exchange_items, covered)
-        limit = max(LEAST_SUMMARY_TOKENS, round(desk.budget.packet_tokens * SUMMARY_SHARE))
+        limit = round(min(desk.budget.packet_tokens * SUMMARY_SHARE, summarizer.window_tokens * WINDOW_SHARE))
+        limit = max(LEAST_SUMMARY_TOKENS, limit)
         try:
             with desk.metrics.phase("generate"):
-                reply, spent = await self._ask(summarizer, attempt, protected, exchanges, previous, limit)
+                reply = await self._ask(summarizer, attempt, protected, exchanges, previous, limit)
+            with desk.metrics.phase("validate"):
+                verdict = await self._validate(
+                    attempt, reply, protected, covered, exchanges, previous, limit, range_tokens
+                )
         except SummarizerFailure as failure:
             desk.metrics.summarized(summarizer.name, failure.reason)
             raise
-        desk.metrics.summarized(summarizer.name, "ok", *spent)
-        with desk.metrics.phase("validate"):
-            verdict = await self._validate(
-                attempt, reply, protected, covered, exchanges, previous, limit, range_tokens
-            )
-        return Generated(
-            summarizer=summarizer.name,
-            projector=summarizer.projector,
-            verdict=verdict,
-            tokens_in=spent[0] or None,
-            tokens_out=spent[1] or None,
-        )
+        wrong_shape = "schema_invalid" in verdict.violations
+        desk.metrics.summarized(summarizer.name, "invalid" if wrong_shape else "ok")
+        return verdict
 
     async def _ask(
         self,
@@ -110,39 +106,57 @@ class Generation:
         exchanges: Sequence[Exchange],
         previous: Summary | None,
         limit: int,
-    ) -> tuple[SummarizeReply, tuple[int, int]]:
-        """The summariser's last reply, and tokens in and out over all parts of the range."""
-        ledger = msgspec.Raw(encode(protected))
-        overhead = bytes_tokens(len(bytes(ledger))) + limit * 2 + bytes_tokens(len(INSTRUCTIONS))
-        pieces = parts(exchanges, summarizer.window_tokens, overhead_tokens=overhead)
-        spent_in = spent_out = 0
+    ) -> SummarizeReply:
+        """The reply to the last part of the range; each part goes on from the summary of the one before."""
+        instructions = summarizer.instructions
+        request = SummarizeRequest(
+            attempt_id=attempt.attempt_id,
+            run=attempt.run,
+            range=Range(from_=attempt.first, through=attempt.through),
+            previous=previous,
+            ledger=msgspec.Raw(encode(protected)),
+            exchanges=(),
+            max_tokens=limit,
+            instructions=instructions,
+            instructions_digest=digest_bytes(instructions.encode()) if instructions else "",
+        )
+        left = exchanges
+        while True:
+            overhead = bytes_tokens(len(encode(request))) + limit
+            if overhead + LEAST_ROOM_TOKENS > summarizer.window_tokens:
+                raise SummarizerFailure(
+                    "unavailable",
+                    f"its window of {summarizer.window_tokens} tokens has no room for history: "
+                    f"{overhead} are taken by ledger, summaries and instructions",
+                )
+            part = await anyio.to_thread.run_sync(_next_part, left, summarizer.window_tokens, overhead)
+            left = left[len(part) :]
+            reply = await self._once(summarizer, attempt, msgspec.structs.replace(request, exchanges=part))
+            if not left:
+                return reply
+            request = msgspec.structs.replace(request, previous=_go_on_from(reply, limit))
+            self._desk.metrics.summarized(summarizer.name, "ok")
+
+    async def _once(
+        self, summarizer: Summarizer, attempt: Attempt, request: SummarizeRequest
+    ) -> SummarizeReply:
+        """One request under the time limit; what it cost is counted before anything else is said of it."""
         reply: SummarizeReply | None = None
         with anyio.move_on_after(self._desk.config.summarizer.timeout_seconds):
-            for piece in pieces:
-                if reply is not None:
-                    previous = _decoded(reply)
-                request = SummarizeRequest(
-                    attempt_id=attempt.attempt_id,
-                    run=attempt.run,
-                    range=Range(from_=attempt.first, through=attempt.through),
-                    previous=previous,
-                    ledger=ledger,
-                    exchanges=piece,
-                    max_tokens=limit,
-                    instructions=INSTRUCTIONS,
-                    instructions_digest="",
-                )
-                reply = await summarizer.summarize(request)
-                if isinstance(reply.usage, msgspec.Struct):
-                    spent_in += reply.usage.input_tokens
-                    spent_out += reply.usage.output_tokens
-                if reply.finish_reason == "length":
-                    raise SummarizerFailure("truncated", "the answer was cut at its length limit")
-                if reply.finish_reason == "refusal":
-                    raise SummarizerFailure("refused", "the summariser refused")
-            if reply is not None:
-                return reply, (spent_in, spent_out)
-        raise SummarizerFailure("timeout", "no summary within the time limit")
+            reply = await summarizer.summarize(request)
+        if reply is None:
+            raise SummarizerFailure("timeout", "no summary within the time limit")
+        if isinstance(reply.usage, msgspec.Struct):
+            attempt.tokens_in += reply.usage.input_tokens
+            attempt.tokens_out += reply.usage.output_tokens
+            self._desk.metrics.summary_cost(
+                summarizer.name, reply.usage.input_tokens, reply.usage.output_tokens
+            )
+        if reply.finish_reason == "length":
+            raise SummarizerFailure("truncated", "the answer was cut at its length limit")
+        if reply.finish_reason == "refusal":
+            raise SummarizerFailure("refused", "the summariser refused")
+        return reply
 
     async def _validate(
         self,
@@ -250,8 +264,18 @@ def _text(item: TailItem) -> str:
     return text if text is not None else encode(item.event).decode()
 
 
-def _decoded(reply: SummarizeReply) -> Summary:
+def _next_part(
+    left: Sequence[Exchange], window_tokens: int, overhead_tokens: int
+) -> tuple[Exchange, ...]:
+    return next(parts(left, window_tokens, overhead_tokens=overhead_tokens))
+
+
+def _go_on_from(reply: SummarizeReply, limit: int) -> Summary:
+    """The summary of one part as the previous one of the next."""
     try:
-        return decode_summary(reply.summary)
+        summary = decode_summary(reply.summary)
     except SchemaInvalid as error:
-        raise SummarizerFailure("invalid", str(error)) from error
+        raise SummarizerFailure("invalid", "the summary of a part is none") from error
+    if statement_tokens(summary) > limit:
+        raise SummarizerFailure("invalid", "the summary of a part is over its limit")
+    return summary

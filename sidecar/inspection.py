@@ -18,6 +18,7 @@ from sidecar.core.protected import protected_digest, protected_view
 from sidecar.logs import visible
 from sidecar.view import View, ViewUnreadable, decode_view
 from storage.data_dir import DATABASE
+from storage.records import TombstoneRow
 from storage.store import Store
 
 
@@ -33,6 +34,9 @@ async def inspect_run(
             found = next((row for row in family if row.run == run), None)
             if found is None:
                 continue
+            if not found.head:
+                graves = {row.run: row for row in await store.tombstones(tenant, lane)}
+                return {"tenant": tenant, "lane": lane, "run": run} | _forgotten(graves.get(run))
             ledgers = {row.run: _ledger(row) for row in family}
             view = _view(found.view)
             protected = protected_view(ledgers, run)
@@ -69,6 +73,13 @@ async def inspect_run(
     return None
 
 
+def _forgotten(grave: TombstoneRow | None) -> dict[str, Any]:
+    """What is left of a forgotten run."""
+    if grave is None:
+        return {"forgotten": {}}
+    return {"forgotten": {"at": grave.forgotten_at, **msgspec.json.decode(grave.body)}}
+
+
 def _view(body: bytes) -> View:
     try:
         return decode_view(body)
@@ -86,6 +97,11 @@ def _ledger(row: Any) -> state.Ledger:
 
 def render(found: dict[str, Any]) -> str:
     """The same as plain lines; every text of the run on one line with control characters made visible."""
+    if "forgotten" in found:
+        left = (f"  {name} {_short(value)}" for name, value in found["forgotten"].items())
+        return "\n".join(
+            [f"run {found['run']} (tenant {found['tenant']}, lane {found['lane']}) forgotten", *left]
+        )
     head = found["ledger"]["head"]
     budget = found["budget"]
     lines = [

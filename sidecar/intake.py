@@ -102,7 +102,6 @@ class Intake:
             while start < len(incoming):
                 start = await self._chunk(incoming, start, known)
             desk.lag = deliveries[-1].pending
-            desk.runs.trim()
 
     def _decode(self, delivery: Delivery) -> Incoming:
         item = Incoming(delivery)
@@ -186,8 +185,8 @@ class Intake:
             return False
         turn = 1
         while (before := known.get(item.key)) is not None:
-            # A record's id is derived from what it says: said again, by another owner too, it is the same one
-            # whatever time and epoch it carries.
+            # A record's id is derived from what it says: said again under the same epoch, it is the same one
+            # whatever time it carries.
             if before == item.sha256 or item.channel == "record":
                 chunk.after.append(desk.metrics.duplicate)
                 return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import anyio
 import structlog
@@ -116,7 +117,7 @@ class LaneService:
                 wait = min(_UNFORESEEN_SECONDS, 2.0**failures)
                 log.error("lane stopped by a defect", lane=self._lane, again_in_seconds=wait, exc_info=error)
                 self._metrics.unforeseen("lane")
-                self._health.set(f"lane {self._lane}", False, "stopped by a defect, see the log")
+                self._health.set(f"defect {self._lane}", False, "the lane was stopped by a defect, see the log")
             self.desk = None
             self._metrics.lane_owned(self._lane, None)
             if not stop.is_set():
@@ -136,13 +137,13 @@ class LaneService:
         )
         self._health.set(f"lane {lane}", True, "watching")
         self._health.drop(f"reading {lane}")
-        self._health.drop(f"storage {lane}")
         epoch = await self._unless(stop, claim.claim)
         if epoch is None:
             return
         await self._store.commit(
             Unit(tenant=tenant, lane=lane, meta={f"owner/{tenant}/{lane}": self._owner.encode()})
         )
+        self._health.drop(f"storage {lane}")
         desk = Desk(
             tenant=tenant,
             lane=lane,
@@ -171,8 +172,12 @@ class LaneService:
 
     async def _serve(self, desk: Desk, publisher: LanePublisher, claim: LaneClaim, stop: anyio.Event) -> None:
         began = desk.mono()
+        # Before anything is committed or, told to stop at once, handed over.
+        desk.cursor = await desk.store.cursor(desk.tenant, desk.lane) or desk.cursor
         await _settings(desk, publisher)
-        parts = assemble(desk, publisher, build_summarizers(desk.config))
+        late = partial(desk.metrics.summary_late, desk.config.summarizer.kind)
+        summarizers = build_summarizers(desk.config, self._link, desk.lane, late)
+        parts = assemble(desk, publisher, summarizers)
         if desk.taken_over:
             log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
             await drop_unsent(desk)
@@ -197,6 +202,7 @@ class LaneService:
                         # The newest in the stream need not be those that hold: a former owner's come too late.
                         await _publish_settings(desk, publisher)
                     await parts.observer.caught_up()
+                    desk.health.drop(f"defect {desk.lane}")
 
                 working.start_soon(reader.run, parts.observer.stream_gap, caught_up)
                 await stop.wait()
@@ -292,8 +298,6 @@ class _Reader:
         everything there was at the start is folded."""
         self._gap, self._caught_up = gap, caught_up
         desk = self._desk
-        stored = await desk.store.cursor(desk.tenant, desk.lane)
-        desk.cursor = stored or Cursor(stream_seq=0, stream_created="")
         while True:
             try:
                 await self._open()

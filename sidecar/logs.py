@@ -15,6 +15,9 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from protocol.detectors import hinted
+from protocol.redaction import DEFAULT
+
 MAX_VALUE_CHARS: Final = 500
 _MAX_DEPTH: Final = 4
 _MASK: Final = "***"
@@ -65,7 +68,9 @@ def _guarded(name: str, value: Any, depth: int) -> Any:
 
 
 def _masked(text: str) -> str:
-    return _BEARER.sub(rf"\1 {_MASK}", _LOGIN.sub(f"{_MASK}@", text))
+    masked = _BEARER.sub(rf"\1 {_MASK}", _LOGIN.sub(f"{_MASK}@", text))
+    # Words of others stand in errors: of a provider that repeats the key it refused, for one.
+    return DEFAULT.text(masked) if hinted(masked.encode(errors="replace")) else masked
 
 
 def one_line_errors(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:

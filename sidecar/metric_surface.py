@@ -93,6 +93,9 @@ SURFACE: Final[dict[str, Declared]] = {
     "summarizer_tokens_total": _counter(
         "Tokens a summariser reported.", summarizer=labels.SUMMARIZERS, direction=labels.DIRECTIONS
     ),
+    "summarizer_late_replies_total": _counter(
+        "Answers of a summariser that came after its time limit.", summarizer=labels.SUMMARIZERS
+    ),
     "summarizer_breaker_open": _gauge(
         "Runs for which a summariser is not asked any more.", summarizer=labels.SUMMARIZERS
     ),

@@ -249,9 +249,16 @@ class Metrics:
         """The protected part did not fit."""
         self._count("choices_total", choice)
 
-    def summarized(self, summarizer: str, outcome: str, tokens_in: int = 0, tokens_out: int = 0) -> None:
-        """A summariser was asked: `ok` or a failure reason, with the tokens it reported."""
+    def summarized(self, summarizer: str, outcome: str) -> None:
+        """One request to a summariser ended: `ok` or a failure reason."""
         self._count("summarizer_requests_total", summarizer, outcome)
+
+    def summary_late(self, summarizer: str) -> None:
+        """An answer of a summariser came when nobody waited for it any more."""
+        self._count("summarizer_late_replies_total", summarizer)
+
+    def summary_cost(self, summarizer: str, tokens_in: int, tokens_out: int) -> None:
+        """The tokens a summariser reported for one request, whatever came of it."""
         self._count("summarizer_tokens_total", summarizer, "in", by=tokens_in)
         self._count("summarizer_tokens_total", summarizer, "out", by=tokens_out)
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from sidecar.responder import Responder
 
 _TICK_SECONDS = 1.0
+_STATES_AT_ONCE = 16
+"""States of one transaction; each may have half a megabyte."""
 
 _OF_THE_AGENT = frozenset({"authorization.requested", "run.resumed", "usage.reported", "boundary.marked"})
 """Types that are no news to the agent whatever channel they come on."""
@@ -383,6 +385,7 @@ class Observer:
         desk = self._desk
         async with desk.changing():
             open_runs = [run for run, hot in desk.runs.hot.items() if hot.ledger.head.finished is None]
-            rows = await self.states(open_runs)
-            if rows:
-                await desk.commit(outbox=rows)
+            for first in range(0, len(open_runs), _STATES_AT_ONCE):
+                rows = await self.states(open_runs[first : first + _STATES_AT_ONCE])
+                if rows:
+                    await desk.commit(outbox=rows)

@@ -173,6 +173,8 @@ class Retention:
         for row in await desk.store.tombstones(desk.tenant, desk.lane):
             if desk.lease_valid() and not msgspec.json.decode(row.body, type=Grave).told:
                 await self._tell(row)
+        if gone:
+            await desk.store.scrub()
         return gone
 
     async def _forget(self, family: str) -> int:

@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import aiosqlite
 import anyio
 
-from storage.errors import StorageClosed, StorageError, translate
+from storage.errors import StorageClosed, StorageError, StorageIo, translate
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,6 +81,9 @@ async def open_writer(path: Path, *, max_pages: int | None, busy_timeout_ms: int
 
 async def open_reader(path: Path, *, busy_timeout_ms: int) -> Connection:
     """A read-only connection to a database that a writer has set up. Raises StorageError."""
+    if not await anyio.Path(path).is_file():
+        # Asked to open it, the driver would leave a thread behind that complains at the end.
+        raise StorageIo(f"{path}: there is no database")
     connection = await _connect(path, "ro")
     try:
         await connection.run(_set_up_reader, busy_timeout_ms)

@@ -25,12 +25,13 @@ def apply(unit: Unit, tx: Transaction) -> Committed:
         checkpoints.adopt(tx, lane_no, adoption)
     if unit.checkpoint is not None:
         checkpoints.add_checkpoint(tx, lane_no, unit.checkpoint)
+    if unit.close_attempt is not None:
+        # Before its receipt: an attempt closed already is Stale, whatever a second receipt would break.
+        checkpoints.close_attempt(tx, lane_no, unit.close_attempt)
     if unit.receipt is not None:
         checkpoints.add_receipt(tx, lane_no, unit.receipt)
     if unit.packet is not None:
         checkpoints.keep_packet(tx, lane_no, unit.packet)
-    if unit.close_attempt is not None:
-        checkpoints.close_attempt(tx, lane_no, unit.close_attempt)
     search.add(tx, lane_no, unit.search)
     if unit.cursor is not None:
         outbox.set_cursor(tx, lane_no, unit.cursor)

@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from protocol.codec import canonical
+from protocol.codec import canonical, encode
 from protocol.events import Event, Message, ToolCalled, ToolReturned, type_of
 from protocol.summary import Exchange
 from sidecar.core.excerpt import content_text
 from sidecar.core.exchanges import TailItem
-from sidecar.core.tokens import text_tokens
+from sidecar.core.tokens import bytes_tokens
 
 RESULT_CHARS: Final = 2_000
 """Of one tool result, or the arguments of one call."""
@@ -52,15 +52,16 @@ def event_text(event: Event) -> str | None:
 
 def parts(
     items: Sequence[Exchange], window_tokens: int, *, overhead_tokens: int = 0
-) -> list[tuple[Exchange, ...]]:
+) -> Iterator[tuple[Exchange, ...]]:
     """Split a range so that each part fits the summariser's window; at least one part, in order, all of it.
 
     ``overhead_tokens``: instructions, ledger, previous summary and the reply, which share the window. Parts
     begin at a message where that costs at most a quarter of the room. One item larger than the room is cut in
-    its middle. The parts are worked through in turn, each with the summary of the last one as previous.
+    its middle. The parts are worked through in turn, each with the summary of the last one as previous; each is
+    made when it is asked for.
     """
     room = max(_LEAST_ITEM_TOKENS, window_tokens - overhead_tokens)
-    found: list[tuple[Exchange, ...]] = []
+    first = True
     part: list[Exchange] = []
     size = 0
     for item in items:
@@ -68,22 +69,22 @@ def parts(
         cost = item_tokens(fitted)
         if part and size + cost > room:
             rest = _from_last_message(part, room)
-            found.append(tuple(part[: len(part) - len(rest)]))
+            yield tuple(part[: len(part) - len(rest)])
+            first = False
             part = rest
             size = sum(map(item_tokens, part))
             if part and size + cost > room:
-                found.append(tuple(part))
+                yield tuple(part)
                 part, size = [], 0
         part.append(fitted)
         size += cost
-    if part or not found:
-        found.append(tuple(part))
-    return found
+    if part or first:
+        yield tuple(part)
 
 
 def item_tokens(item: Exchange) -> int:
-    """What one item takes in a summariser's request: its text, and about what its other fields do."""
-    return text_tokens(item.text) + 24
+    """What one item takes in a summariser's request: as the JSON it is sent as, the comma included."""
+    return bytes_tokens(len(encode(item)) + 1)
 
 
 def shorten(text: str, limit: int, ref: str) -> str:

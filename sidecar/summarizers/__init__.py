@@ -1,7 +1,7 @@
 """The port every summariser implements: one request in, one candidate out, failures told apart.
 
-A summariser never decides whether its candidate is accepted. Time limits, retries and cancellation are the
-caller's; its own request is bounded by ``window_tokens``.
+A summariser never decides whether its candidate is accepted. The time limit, the tries of one need and
+cancellation are the caller's, which bounds a request by ``window_tokens`` before it is made.
 """
 
 from __future__ import annotations
@@ -51,8 +51,13 @@ class Summarizer(Protocol):
         """What made a summary: version, and where a model is asked, which and with what instructions."""
 
     @property
+    def instructions(self) -> str:
+        """What a model is told with every request; empty where none is asked."""
+
+    @property
     def window_tokens(self) -> int:
-        """Most tokens one request may hold, everything included."""
+        """Most tokens (bytes / 4 of its JSON) one request may hold, everything and the reply included."""
 
     async def summarize(self, request: SummarizeRequest) -> SummarizeReply:
-        """One candidate for the request. Raises SummarizerFailure; cancelling leaves nothing behind."""
+        """One candidate for the request; one that was cut or refused says so in ``finish_reason``, so that its
+        cost is known. Raises SummarizerFailure; cancelling leaves nothing behind."""

@@ -29,6 +29,10 @@ class DigestSummarizer:
         return Projector(version=core.VERSION)
 
     @property
+    def instructions(self) -> str:
+        return ""
+
+    @property
     def window_tokens(self) -> int:
         return WINDOW_TOKENS
 

@@ -190,13 +190,17 @@ class Link:
         *,
         headers: Mapping[str, str] | None = None,
         timeout: float = 5.0,  # noqa: ASYNC109
+        on_late: Callable[[], None] | None = None,
     ) -> Reply:
         """Publish and wait for one answer, ``timeout`` seconds at most. Does not wait for a connection.
+        ``on_late`` is told of an answer that came when nobody waited for it any more.
 
         Raises NoResponders, TimedOut, Unavailable (outcome unknown), Refused (denied, not delivered),
         TooLarge.
         """
-        return await self.session().request(subject, payload, headers=headers, timeout=timeout)
+        return await self.session().request(
+            subject, payload, headers=headers, timeout=timeout, on_late=on_late
+        )
 
     async def publish(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None

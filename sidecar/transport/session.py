@@ -51,6 +51,7 @@ MIN_SERVER: Final = (2, 11)
 MIN_API_LEVEL: Final = 1
 _PENDING_SIZE: Final = 16 * 1024 * 1024
 _CLOSE_SECONDS: Final = 2.0
+_MOST_GIVEN_UP: Final = 256
 _NO_JETSTREAM: Final = frozenset({10035, 10039, 10076})
 _LOG_EVERY_SECONDS: Final = 30.0
 _REFUSALS: Final = (
@@ -113,6 +114,7 @@ class Session:
         self._inbox_denied: str | None = None
         self._sent = 0
         self._waiting: dict[str, tuple[str, asyncio.Future[Incoming | TransportError]]] = {}
+        self._given_up: dict[str, Callable[[], None]] = {}
         self._ended = asyncio.Event()
         self._logged: dict[str, float] = {}
         self._at_end: set[Callable[[], None]] = set()
@@ -262,6 +264,14 @@ class Session:
         entry = self._waiting.get(message.subject)
         if entry is not None and not entry[1].done():
             entry[1].set_result(message)
+        elif message.data and (on_late := self._given_up.pop(message.subject, None)) is not None:
+            on_late()
+
+    def _give_up(self, inbox: str, on_late: Callable[[], None]) -> None:
+        """Remember whom a late answer would have been for; the oldest are forgotten."""
+        if len(self._given_up) >= _MOST_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
+        self._given_up[inbox] = on_late
 
     def _end(self, reason: str) -> None:
         if self.lost is None:
@@ -330,8 +340,10 @@ class Session:
         *,
         headers: Mapping[str, str] | None = None,
         timeout: float,  # noqa: ASYNC109
+        on_late: Callable[[], None] | None = None,
     ) -> Reply:
-        """Publish and wait for one answer, ``timeout`` seconds at most.
+        """Publish and wait for one answer, ``timeout`` seconds at most. ``on_late`` is called once if the answer
+        comes after nobody waits for it any more (time-out or cancellation); it is discarded all the same.
 
         Raises NoResponders, TimedOut, Denied, Unavailable, TooLarge.
         """
@@ -348,6 +360,8 @@ class Session:
                 answer = await future
         finally:
             self._waiting.pop(inbox, None)
+            if answer is None and on_late is not None:
+                self._give_up(inbox, on_late)
         if answer is None:
             raise TimedOut(f"no answer on {subject} within {timeout:g} s")
         if isinstance(answer, TransportError):

@@ -262,6 +262,31 @@ async def test_k10_runs_and_their_children_never_mix(harness: Harness, life: Lif
         await prove_coverage(life, voyage.truth, run)
 
 
+async def test_k10_what_a_former_owner_said_too_late_the_owner_can_still_say(
+    harness: Harness, life: Life
+) -> None:
+    """Record ids are derived: both owners give the same one, and only the newer word counts."""
+    harness.start()
+    for name in ("o1", "o2"):
+        harness.tell("operation.declared", operation_id=name, kind="mail", idempotency_key=f"k-{name}")
+        harness.tell("operation.dispatched", operation_id=name, id_=f"d-{name}")
+    timed_out = {"channel": "record", "id_": "to-1", "operation_id": "o1"}
+    harness.tell("operation.timed_out", channel="record", id_="to-2", operation_id="o2", epoch=2)
+    harness.tell("operation.timed_out", **timed_out, epoch=1)
+    await life.read_all(1)
+    states = {item["id"]: item["state"] for item in (await life.packet())["operations"]}
+    assert states == {"o1": "pending", "o2": "unknown"}
+    version = (await life.ledger()).head.version
+    harness.tell("operation.timed_out", **timed_out, epoch=2)
+    harness.wait(1)
+    harness.tell("operation.timed_out", **timed_out, epoch=2)
+    await life.read_all(1)
+    states = {item["id"]: item["state"] for item in (await life.packet())["operations"]}
+    assert states == {"o1": "unknown", "o2": "unknown"}
+    assert (await life.ledger()).head.version == version + 1
+    assert (await life.ledger()).head.violations == {}
+
+
 # --- K11 text -------------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from protocol.codec import digest
+from protocol.handoff import Projector
 from protocol.summary import SummarizeReply, SummarizeRequest
 from sidecar.core.state import ledger_value
 from sidecar.health import Health
@@ -162,7 +163,8 @@ class _Broken:
 
     name = "digest"
     window_tokens = 100_000
-    projector = None
+    projector = Projector(version="1")
+    instructions = ""
 
     async def summarize(self, request: SummarizeRequest) -> SummarizeReply:
         raise ZeroDivisionError("nobody foresaw it")
@@ -203,7 +205,7 @@ async def test_a_defect_in_a_lane_stops_that_lane_and_is_told(tmp_path: Path) ->
     with anyio.fail_after(60):
         await lane.run(anyio.Event())
     assert metrics.total("unforeseen_errors_total") == 2
-    assert "defect" in health.ready().reasons["lane main"]
+    assert "defect" in health.ready().reasons["defect main"]
 
 
 async def test_a_childs_packet_follows_what_its_parent_is_told(tmp_path: Path) -> None:
@@ -227,21 +229,18 @@ async def test_a_refused_question_for_a_compaction_says_nothing_to_others(tmp_pa
         assert made.desk.runs.hot[RUN].view.course.deferred == ""
 
 
-async def test_a_record_said_again_is_the_same_record_whenever_and_by_whom(tmp_path: Path) -> None:
+async def test_a_record_said_again_is_the_same_record_whatever_time_it_carries(tmp_path: Path) -> None:
     declared = event("operation.declared", "op-1", kind="mail.send", idempotency_key="k-1")
     async with bench(tmp_path) as made:
         await made.tell(RUN, started(), declared, event("operation.dispatched", "e-go", operation_id="op-1"))
-        for epoch, at in (
-            (1, "2026-11-30T10:00:00Z"),
-            (1, "2026-11-30T10:00:10Z"),
-            (2, "2026-11-30T10:00:20Z"),
-        ):
-            record = event("operation.timed_out", "timed-out-1", operation_id="op-1", epoch=epoch) | {
-                "at": at
-            }
+        for epoch, second in ((1, "00"), (1, "10"), (2, "20")):
+            record = event("operation.timed_out", "timed-out-1", operation_id="op-1", epoch=epoch)
+            record["at"] = f"2026-11-30T10:00:{second}Z"
             await made.tell(RUN, record, channel="record")
-        head = made.desk.runs.ledgers[RUN].head
-        assert "duplicate_conflict" not in head.violations
-        assert head.version == 4
-        assert made.desk.metrics.total("events_duplicate_total") == 2
+        ledger = made.desk.runs.ledgers[RUN]
+        assert ledger.items["operation"]["op-1"].state == "unknown"
+        # Another owner's is one more message, which changes nothing else.
+        assert ledger.head.version == 5
+        assert set(ledger.head.violations) <= {"unauthorized_write"}
+        assert made.desk.metrics.total("events_duplicate_total") == 1
         assert made.desk.metrics.total("events_rejected_total") == 0

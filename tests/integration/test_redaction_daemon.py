@@ -106,7 +106,7 @@ async def test_two_hundred_secrets_are_seen_nowhere(tmp_path: Path) -> None:
         last = 0
         for number, message in enumerate(spoken(items)):
             last = await send(client, RUN, message)
-            if number % 60 == 59:
+            if number == 220:
                 # The window is full: packets, summaries and receipts are made of what was said.
                 await send(client, RUN, event("boundary.marked", kind="turn_ended"))
                 used = event("usage.reported", model="m", context_tokens=38_000 + number, output_tokens=10)
@@ -188,3 +188,21 @@ async def test_rules_of_the_configuration_hold_and_the_message_is_known_again(tm
             )
             sequence = await box.send(run, other)
             assert (await box.hear_rejected(run, sequence))["code"] == "duplicate_conflict"
+
+
+async def test_a_new_owner_folds_the_same_texts_whatever_its_own_rules_are(tmp_path: Path) -> None:
+    rules = {"redaction.patterns": [{"name": "badge", "regex": "BADGE-([0-9]{6})"}]}
+    with NatsServer() as server:
+        async with blackbox(server, tmp_path / "one", rules) as box:
+            run = await box.start(goal="Let BADGE-123456 in")
+            await box.tell(run, event("decision.made", decision_id="d", summary="BADGE-654321 stays out"))
+            first = await box.packet(run)
+        async with blackbox(server, tmp_path / "two", {"redaction.enabled": False}) as box:
+            second = await box.packet(run)
+            assert await box.metric("ledger_mismatches_total") == 0
+            assert second["protected_digest"] == first["protected_digest"]
+            assert second["task"]["goal"] == "Let BADGE-[redacted:badge] in"
+            # From its own settings on its own rules hold.
+            await box.tell(run, event("decision.made", decision_id="d2", summary="BADGE-111111 stays out"))
+            decided = {item["id"]: item["summary"] for item in (await box.packet(run))["decisions"]}
+            assert decided == {"d": "BADGE-[redacted:badge] stays out", "d2": "BADGE-111111 stays out"}

@@ -286,6 +286,17 @@ class Life:
         self.dead = True
         raise Killed
 
+    async def stop(self) -> None:
+        """End this life as a drain does."""
+        parts = self.parts
+        try:
+            await parts.compactor.abandon()
+            await parts.observer.drained()
+            await parts.relay.drained(5)
+        except StorageFull:
+            self.refused += 1
+        self.kill()
+
     # --- reading ----------------------------------------------------------------------------------------
 
     @property

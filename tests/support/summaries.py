@@ -26,6 +26,7 @@ class Script:
 
     name = "script"
     projector = Projector(version="1")
+    instructions = ""
 
     def __init__(self, window_tokens: int = 1_000_000) -> None:
         self.window_tokens = window_tokens

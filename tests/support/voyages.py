@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 from hypothesis import strategies as st
 
-from sidecar.core.state import Lane
+from protocol.codec import digest
+from sidecar.core.state import Lane, ledger_value
 from sidecar.desk import fold_settings_of
 from support.harness import LANE, MODEL, TENANT, Fault, Harness, Killed, Life
 from support.summaries import BAD, good
@@ -68,6 +70,7 @@ _EVENT = st.one_of(
     _ASK,
     _BY_TIME,
     st.just(("crash",)),
+    st.tuples(st.just("stop"), _RUN, st.integers(0, 20)),
     st.tuples(st.just("taken_up"), _RUN),
     st.tuples(st.just("publish"), _RUN),
     st.tuples(st.just("read"), BATCH),
@@ -94,6 +97,10 @@ class Voyage:
         """By run: every packet asked for, in order."""
         self.digests: dict[tuple[str, int], set[str]] = {}
         """(run, ledger version) → the digests the protected part had then; relatives may change it."""
+        self.ledgers: dict[tuple[str, int], set[str]] = {}
+        """(run, ledger version) → the digests its ledger had then."""
+        self.handoffs: dict[tuple[str, int], set[str]] = {}
+        """(run, position) → the same."""
         self.together: list[tuple[str, list[str]]] = []
         """Run and event ids of what no boundary may part."""
         self.acts: list[tuple[str, str, str]] = []
@@ -164,6 +171,11 @@ class Voyage:
                 harness.script.then = []
             case ("crash",):
                 life.kill()
+            case ("stop", run, steps):
+                await life.ask("compact", run)
+                for _ in range(steps):
+                    await anyio.sleep(0.0002)
+                await life.stop()
             case ("fault", kind, after):
                 harness.fault = Fault(kind, after)
             case ("taken_up", run):
@@ -190,6 +202,9 @@ class Voyage:
             for run, ledger in self.truth.runs.items():
                 said = self.digests.setdefault((run, ledger.head.version), set())
                 said.add(self.truth.protected_digest(run))
+                whole = digest(ledger_value(ledger))
+                self.ledgers.setdefault((run, ledger.head.version), set()).add(whole)
+                self.handoffs.setdefault((run, ledger.head.position), set()).add(whole)
 
     async def agree(self, life: Life) -> None:
         """Ledger, every answer and the protected part are those of the stream alone; what left a packet
@@ -211,12 +226,29 @@ class Voyage:
         for run in self.truth.runs:
             await prove_coverage(life, self.truth, run)
             await self.prove_pairs(life, run)
+            for receipt in await life.receipts(run):
+                handoff = receipt["handoff"]
+                assert handoff["ledger_digest"] in self.handoffs[run, handoff["position"]]
+            self.prove_states(run)
         for run, record, code in self.acts:
             assert self.truth.decided[run, record].code == code
         for sent in self.harness.broker.sent:
             if sent.kind == "packet":
                 packet = sent.body
                 assert packet["protected_digest"] in self.digests[sent.run, packet["ledger_version"]]
+
+    def prove_states(self, run: str) -> None:
+        """What a new owner would read: each state is one the ledger had, and no newer one has an older
+        checkpoint."""
+        newest = 0
+        for state in self.harness.sent("state", run):
+            said = self.ledgers[run, state["ledger_version"]]
+            assert state["ledger_digest"] in said
+            assert digest(state["ledger"]) in said
+            checkpoint = state["checkpoint"]
+            version = checkpoint["version"] if checkpoint else 0
+            assert version >= newest
+            newest = version
 
     async def prove_pairs(self, life: Life, run: str) -> None:
         """No boundary parts what belongs together."""

@@ -38,6 +38,7 @@ DEFAULTS = {
     "summarizer.model": None,
     "summarizer.base_url": None,
     "summarizer.api_key": None,
+    "summarizer.api_key_file": None,
     "operations.unknown_after_seconds": 900.0,
     "operations.reconcile_by_authority_kinds": (),
     "calls.abandon_after_seconds": 3600.0,

@@ -290,7 +290,7 @@ def test_parts_fit_the_window_and_hold_everything() -> None:
     for _ in range(60):
         tape.turn(300)
     items = tape.exchanges()
-    found = parts(items, 3_000, overhead_tokens=500)
+    found = list(parts(items, 3_000, overhead_tokens=500))
     assert len(found) > 3
     assert [item for part in found for item in part] == list(items)
     assert all(sum(map(item_tokens, part)) <= 2_500 for part in found)
@@ -300,10 +300,10 @@ def test_parts_fit_the_window_and_hold_everything() -> None:
 def test_an_item_larger_than_the_window_is_cut() -> None:
     huge = Exchange(position=1, event_id="e", type="message", role="user", text="word " * 50_000, tokens=1)
     for window in (50, 500, 5_000):
-        found = parts((huge,), window)
+        found = list(parts((huge,), window))
         assert len(found) == 1
         assert item_tokens(found[0][0]) <= max(window, 64)
-    assert parts((), 100) == [()]
+    assert list(parts((), 100)) == [()]
 
 
 # --- the adapter -----------------------------------------------------------------------------------------

@@ -46,6 +46,18 @@ def test_secrets_are_masked_and_figures_are_not() -> None:
     assert entry["url"] == "nats://***@host"
 
 
+def test_keys_in_the_words_of_others_are_redacted() -> None:
+    out = io.StringIO()
+    configure("info", "json", stream=out)
+    key = "sk-" + "proj-" + "a1B2" * 10
+    structlog.get_logger().warning(
+        "summary failed", error=f"401: incorrect API key provided: {key}, see our page"
+    )
+    (entry,) = entries(out)
+    assert key not in out.getvalue()
+    assert entry["error"] == "401: incorrect API key provided: [redacted:openai_key], see our page"
+
+
 def test_long_values_are_cut_and_lines_stay_lines() -> None:
     out = io.StringIO()
     configure("info", "console", stream=out)

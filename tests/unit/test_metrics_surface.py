@@ -42,6 +42,7 @@ SURFACE: dict[str, tuple[str, tuple[str, ...]]] = {
     "budget_estimate_error_ratio": (H, ()),
     "summarizer_requests_total": (C, ("outcome", "summarizer")),
     "summarizer_tokens_total": (C, ("direction", "summarizer")),
+    "summarizer_late_replies_total": (C, ("summarizer",)),
     "summarizer_breaker_open": (G, ("summarizer",)),
     "outbox_pending": (G, ()),
     "storage_full": (G, ()),
@@ -194,7 +195,9 @@ def test_each_verb_moves_its_series() -> None:
     metrics.trimmed()
     metrics.not_taken_up()
     metrics.chose("reduced")
-    metrics.summarized("nats", "ok", 1000, 50)
+    metrics.summarized("nats", "ok")
+    metrics.summary_late("nats")
+    metrics.summary_cost("nats", 1000, 50)
     metrics.breaker("main", "nats", 1)
     metrics.packet("continue", 3000)
     metrics.resumed("stale_packet")
@@ -245,6 +248,7 @@ def test_each_verb_moves_its_series() -> None:
         (1, "summarizer_requests_total", {"summarizer": "nats", "outcome": "ok"}),
         (1000, "summarizer_tokens_total", {"summarizer": "nats", "direction": "in"}),
         (50, "summarizer_tokens_total", {"summarizer": "nats", "direction": "out"}),
+        (1, "summarizer_late_replies_total", {"summarizer": "nats"}),
         (1, "summarizer_breaker_open", {"summarizer": "nats"}),
         (1, "packets_published_total", {"verdict": "continue"}),
         (3000, "packet_tokens_sum", {}),
