@@ -115,7 +115,7 @@ FORMS: Final = (
     Form(
         "bearer",
         r"(?i:authorization)[\\\"' \t]*[:=]",
-        rf"(?i)\bauthorization\\*[\"']?{SPACE}*[:=]{SPACE}*\\*[\"']?(?:[A-Za-z-]{{1,20}}{SPACE}+)?"
+        rf"(?i)\bauthorization\\*[\"']?{SPACE}*[:=]{SPACE}*\\*[\"']?(?:[A-Za-z0-9-]{{1,24}}{SPACE}+)?"
         r"([A-Za-z0-9+/_.~-]{8,}=*)",
     ),
     Form(
@@ -240,8 +240,13 @@ def _by_form(text: bytes, pattern: Pattern) -> Iterator[Found]:
 # --- what a form alone does not show ------------------------------------------------------------------------
 
 
+_DOTTED: Final = re.compile(rb"[A-Za-z_]\w{0,30}(?:\.[A-Za-z_]\w{0,30})+$")
+
+
 def _is_bearer(value: bytes) -> bool:
     if PLACEHOLDER.match(value) is not None or value.lower() in WORDS:
+        return False
+    if _DOTTED.match(value) is not None and len(DIGIT.findall(value)) < 4:
         return False
     if DIGIT.search(value) is not None and LETTER.search(value) is not None:
         return True
@@ -254,7 +259,8 @@ def _is_basic(value: bytes) -> bool:
         plain = base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
     except binascii.Error:
         return False
-    return b":" in plain and all(byte >= 32 for byte in plain)
+    text = plain.decode(errors="replace")
+    return ":" in text and text.isprintable() and "\ufffd" not in text
 
 
 def _is_login(value: bytes) -> bool:
@@ -263,6 +269,8 @@ def _is_login(value: bytes) -> bool:
 
 def _is_drawn(value: bytes) -> bool:
     """Prefixed keys in words (`sk-learn-pipeline-example`) are names of things."""
+    if value.startswith((b"sk-ecdsa-", b"sk-ssh-")):
+        return False
     return DIGIT.search(value) is not None or not re.search(rb"[a-z]{3,}-[a-z]{3,}-[a-z]", value)
 
 

@@ -61,7 +61,7 @@ _RUN: Final = re.compile(rb"[^\s]*")
 _NEXT_PAIR: Final = re.compile(rb"[,;&][\"']?[\w.-]{1,60}[\"']?\s?[:=]|\\+[nrt]|</|\\*\"")
 _ENDINGS: Final = b"\"'`,;)}]>\\."
 PLACEHOLDER: Final = re.compile(
-    rb"[$<{%\[(]|\*\*|\.\.|(?:your|my|some|the|a|example)[-_ ]"
+    rb"[$<{%\[(]|arn:|#[0-9a-f]{3,8}$|\*\*|\.\.|(?:your|my|some|the|a|example)[-_ ]"
     rb"|(?:x{3,}|\*+|\.+|-+|_+|#+|\?+|0+)$|redacted|placeholder|change[-_]?me\b|(?:\xe2\x80[\xa2\xa6])+",
     re.IGNORECASE,
 )
@@ -78,7 +78,7 @@ _NO_VALUE: Final = re.compile(
     rb"|ids?\b|key_?ref|refs?\b|expir|ttl|age\b|at\b|size|budget|iz|ise|policy|policies|field|version|scope|hint"
     rb"|reset|required|enabled|min|max|per\b|per_|index|position|class|style|colou?r|estimate|total|remaining"
     rb"|window|rate|manager|provider|service|store|error|status|response|request|valid|label|format|list|pattern"
-    rb"|rule|cost|price|input|output|cache|in\b|out\b|num|stream|saved|before|after|strength|form|page|option)",
+    rb"|rule|cost|price|input|output|cache|in\b|out\b|num|stream|saved|before|after|strength|form|page|option|stdin|prefix|suffix)",
     re.IGNORECASE,
 )
 # `secrets.py:12: …` is a line of a search, not an assignment.
@@ -88,7 +88,7 @@ _FILE: Final = re.compile(
     re.IGNORECASE,
 )
 _KEYWORD_FIRST: Final = re.compile(
-    rb"[\w.-]{0,20}(?:secret|passw|token|api[_-]?key|credential)", re.IGNORECASE
+    rb"[\w.-]{0,40}(?:secret|passw|token|api[_-]?key|credential)", re.IGNORECASE
 )
 _EXPRESSION: Final = re.compile(
     rb"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+[!?;,)]*$|[\w.$]*[(\[]|&|[=~:>|]|\\"
@@ -98,6 +98,7 @@ _CODE: Final = re.compile(
 )
 _PATH: Final = re.compile(rb"(?:~|\.{1,2})?/|[A-Za-z]:\\|[a-z][a-z0-9+.-]*://")
 _WORDLIKE: Final = re.compile(rb"[A-Za-z]+(?:[._-][A-Za-z]+)*$|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+$")
+_NAME_OF_CODE: Final = re.compile(rb"_?(?:[a-z0-9]+(?:_[a-z0-9]+){2,}|[A-Z0-9]+(?:_[A-Z0-9]+){2,})$")
 _STRONG: Final = re.compile(rb"[A-Za-z0-9+/=_.~:-]{16,}$")
 DIGIT: Final = re.compile(rb"[0-9]")
 LETTER: Final = re.compile(rb"[A-Za-z]")
@@ -220,6 +221,8 @@ def is_strong(value: bytes) -> bool:
         return False
     if DIGIT.search(value) is None or LETTER.search(value) is None:
         return False
-    if _EXPRESSION.match(value) is not None and len(value) < 32:
+    if _NAME_OF_CODE.match(value) is not None and len(DIGIT.findall(value)) < 5:
+        return False
+    if _EXPRESSION.match(value) is not None and (len(value) < 32 or len(DIGIT.findall(value)) < 4):
         return False
     return b"://" not in value and (value.count(b"/") * 8 <= len(value) or b"." not in value)

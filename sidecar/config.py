@@ -179,7 +179,9 @@ def _provider_key(
             key = ""
         if not key:
             problems.append(
-                problem("summarizer.api_key_file", source, str(file), "a file that can be read and holds a key")
+                problem(
+                    "summarizer.api_key_file", source, str(file), "a file that can be read and holds a key"
+                )
             )
             return
         values["summarizer.api_key"] = key

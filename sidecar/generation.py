@@ -264,9 +264,7 @@ def _text(item: TailItem) -> str:
     return text if text is not None else encode(item.event).decode()
 
 
-def _next_part(
-    left: Sequence[Exchange], window_tokens: int, overhead_tokens: int
-) -> tuple[Exchange, ...]:
+def _next_part(left: Sequence[Exchange], window_tokens: int, overhead_tokens: int) -> tuple[Exchange, ...]:
     return next(parts(left, window_tokens, overhead_tokens=overhead_tokens))
 
 

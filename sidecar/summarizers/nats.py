@@ -72,8 +72,8 @@ class _Reply(Struct, frozen=True, kw_only=True):
     v: Literal[1] = 1
     must_understand: tuple[str, ...] = ()
     summary: Raw | UnsetType = UNSET
-    finish_reason: Literal["stop", "length", "refusal"] | None | UnsetType = UNSET
-    usage: Usage | None | UnsetType = UNSET
+    finish_reason: Literal["stop", "length", "refusal"] | UnsetType | None = UNSET
+    usage: Usage | UnsetType | None = UNSET
     error: Raw | UnsetType = UNSET
 
 

@@ -42,7 +42,7 @@ class _Usage(Struct, frozen=True):
 
 class _Completion(Struct, frozen=True):
     choices: tuple[_Choice, ...]
-    usage: _Usage | None | UnsetType = UNSET
+    usage: _Usage | UnsetType | None = UNSET
 
 
 class OpenAISummarizer:
@@ -84,9 +84,7 @@ class OpenAISummarizer:
 
     def _client(self) -> AsyncOpenAI:
         # Its own tries do not know our time limit: a long Retry-After would end as a time-out.
-        return AsyncOpenAI(
-            api_key=self._key, base_url=self._base_url, timeout=self._timeout, max_retries=0
-        )
+        return AsyncOpenAI(api_key=self._key, base_url=self._base_url, timeout=self._timeout, max_retries=0)
 
     async def _ask(self, client: AsyncOpenAI, request: SummarizeRequest) -> bytes:
         raw = await client.chat.completions.with_raw_response.create(

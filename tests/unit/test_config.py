@@ -119,6 +119,7 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         "summarizer.model": "m",
         "summarizer.base_url": "http://127.0.0.1:8000/v1",
         "summarizer.api_key": "k",
+        "summarizer.api_key_file": str(creds),
         "operations.unknown_after_seconds": "1.5",
         "operations.reconcile_by_authority_kinds": "pay",
         "calls.abandon_after_seconds": "2",
@@ -178,6 +179,7 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         model = "m"
         base_url = "http://127.0.0.1:8000/v1"
         api_key = "k"
+        api_key_file = "{creds}"
         [operations]
         unknown_after_seconds = 1.5
         reconcile_by_authority_kinds = ["pay"]
@@ -389,6 +391,21 @@ def test_the_providers_own_variable_gives_the_key() -> None:
     assert config.summarizer.api_key == "sk-1"
     assert config.sources["summarizer.api_key"] == "env OPENAI_API_KEY"
     assert load_config(None, {"OPENAI_API_KEY": "sk-1"}).summarizer.api_key is None
+
+
+def test_a_file_may_hold_the_key(tmp_path: Path) -> None:
+    file = write(tmp_path, "sk-from-file\n", "key")
+    given = {"summarizer.kind": "openai", "summarizer.model": "m", "summarizer.api_key_file": str(file)}
+    config = load_config(None, {"OPENAI_API_KEY": "sk-1"}, given)
+    assert config.summarizer.api_key == "sk-from-file"
+    shown = {item.key: item for item in config.describe()}
+    assert shown["summarizer.api_key"].value == "***"
+    assert shown["summarizer.api_key_file"].value == f'"{file}"'
+    assert load_config(None, {}, {**given, "summarizer.api_key": "sk-2"}).summarizer.api_key == "sk-2"
+    file.write_text(" \n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, given)
+    assert [item.key for item in caught.value.problems] == ["summarizer.api_key_file"]
 
 
 def test_lanes_by_name_or_by_number() -> None:

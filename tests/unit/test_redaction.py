@@ -79,6 +79,11 @@ def test_a_secret_of_every_kind_becomes_the_mark_of_its_kind(item: Planted) -> N
         'OPENAI_API_KEY="OPENAI_API_KEY" api_key: YOUR_API_KEY password: your-password',
         "if token == expected: pass\nif password != other: fail",
         "Password must be at least 8 characters",
+        "authorization = base64.decodebytes(auth) and Authorization: AWS4-HMAC-SHA256 Credential=x",
+        "sk-ecdsa-sha2-nistp256@openssh.invalid is a key type; see `Basic Operations for tables`",
+        'encryptionKey: "arn:aws:kms:us-west-2:111122223333:key/a1b2c3d4-5678-90ab-cdef-0123456789ab"',
+        "docker login --password-stdin public.invalid/alias4; TOKEN_PREFIX = 'k8s-aws-v1.'",
+        'Token: "#d8dee9", {"batch_1_day_max_input_tokens": batch_1_day_max_input_tokens}',
         "AKIA is the prefix, ghp_ another, xoxb- as well",
     ],
 )
@@ -280,6 +285,18 @@ def test_configured_patterns_allowed_values_and_the_switch() -> None:
 def test_a_pattern_that_cannot_be_read_does_not_stop_the_fold() -> None:
     rules = RedactionRules(patterns=(RedactionPattern(name="x", regex="("),))
     assert Redactor(rules).text("password=hunter2") == "password=[redacted:password]"
+
+
+@pytest.mark.parametrize(
+    "value", ["abcdefghijklmnopqrstuv", "a1b2c3d4.e5f6g7h8.i9", "q8Zr5tY1", "v1.9f8e7d6c5b4a"]
+)
+def test_what_stands_behind_bearer_is_a_secret_in_every_header(value: str) -> None:
+    for text in (
+        f"Authorization: Bearer {value}",
+        f'"authorization": "bearer {value}"',
+        f"-H 'Authorization: token {value}'",
+    ):
+        assert value not in DEFAULT.text(text)
 
 
 def test_a_mark_tells_no_length() -> None:
