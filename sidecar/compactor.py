@@ -149,6 +149,7 @@ class Compactor:
                 await desk.commit(touched=[job.run])
         except StorageError as error:
             log.warning("compaction given up: storage refuses", run=job.run, error=str(error))
+            await self._refused(job)
 
     async def _hot(self, job: Job) -> HotRun:
         """The run as it is now; hold the lock."""

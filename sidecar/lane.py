@@ -117,7 +117,9 @@ class LaneService:
                 wait = min(_UNFORESEEN_SECONDS, 2.0**failures)
                 log.error("lane stopped by a defect", lane=self._lane, again_in_seconds=wait, exc_info=error)
                 self._metrics.unforeseen("lane")
-                self._health.set(f"defect {self._lane}", False, "the lane was stopped by a defect, see the log")
+                self._health.set(
+                    f"defect {self._lane}", False, "the lane was stopped by a defect, see the log"
+                )
             self.desk = None
             self._metrics.lane_owned(self._lane, None)
             if not stop.is_set():

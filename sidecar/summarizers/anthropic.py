@@ -89,7 +89,12 @@ class AnthropicSummarizer:
     def _client(self) -> AsyncAnthropic:
         # Its own tries do not know our time limit: a long Retry-After would end as a time-out.
         return AsyncAnthropic(
-            api_key=self._key, base_url=self._base_url, timeout=self._timeout, max_retries=0
+            api_key=self._key,
+            base_url=self._base_url,
+            timeout=self._timeout,
+            max_retries=0,
+            # What a variable of the environment could turn on: the record in somebody's traces.
+            open_telemetry=False,
         )
 
     async def _ask(self, client: AsyncAnthropic, request: SummarizeRequest) -> bytes:

@@ -14,7 +14,7 @@ import anyio
 from hypothesis import strategies as st
 
 from protocol.codec import digest
-from sidecar.core.state import Lane, ledger_value
+from sidecar.core.state import Lane, encode_head, ledger_value
 from sidecar.desk import fold_settings_of
 from support.harness import LANE, MODEL, TENANT, Fault, Harness, Killed, Life
 from support.summaries import BAD, good
@@ -99,6 +99,7 @@ class Voyage:
         """(run, ledger version) → the digests the protected part had then; relatives may change it."""
         self.ledgers: dict[tuple[str, int], set[str]] = {}
         """(run, ledger version) → the digests its ledger had then."""
+        self._heads: dict[str, bytes] = {}
         self.handoffs: dict[tuple[str, int], set[str]] = {}
         """(run, position) → the same."""
         self.together: list[tuple[str, list[str]]] = []
@@ -202,9 +203,13 @@ class Voyage:
             for run, ledger in self.truth.runs.items():
                 said = self.digests.setdefault((run, ledger.head.version), set())
                 said.add(self.truth.protected_digest(run))
-                whole = digest(ledger_value(ledger))
-                self.ledgers.setdefault((run, ledger.head.version), set()).add(whole)
-                self.handoffs.setdefault((run, ledger.head.position), set()).add(whole)
+                head = encode_head(ledger.head)
+                if ledger.changed or self._heads.get(run) != head:
+                    whole = digest(ledger_value(ledger))
+                    self.ledgers.setdefault((run, ledger.head.version), set()).add(whole)
+                    self.handoffs.setdefault((run, ledger.head.position), set()).add(whole)
+                    self._heads[run] = head
+                    ledger.changed.clear()
 
     async def agree(self, life: Life) -> None:
         """Ledger, every answer and the protected part are those of the stream alone; what left a packet
