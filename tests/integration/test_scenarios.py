@@ -54,7 +54,7 @@ async def box(
     server: NatsServer, script: Script, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Box]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sidecar.lane, "build_summarizers", lambda config: (script, None))
+        patch.setattr(sidecar.lane, "build_summarizers", lambda *given: (script, None))
         patch.setattr(sidecar.core.course, "BACK_OFF_SECONDS", (0.2, 0.4))
         async with blackbox(server, tmp_path_factory.mktemp("scenarios"), SETTINGS, RULES) as opened:
             yield opened
