@@ -8,29 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 
 import anyio
 import structlog
 
-from protocol import subjects
-from protocol.codec import decode_event, digest, encode
-from protocol.errors import ProtocolError
-from protocol.events import Settings, SettingsApplied
 from sidecar.compactor import Compactor
 from sidecar.config import Config
-from sidecar.core.state import Lane
 from sidecar.deadlines import Deadlines
 from sidecar.desk import Desk, fold_settings_of
 from sidecar.failures import explain
 from sidecar.generation import Generation
 from sidecar.health import Health
-from sidecar.intake import Intake, decode_lane, lane_key
+from sidecar.intake import Intake
+from sidecar.lane_settings import begin_settings, publish_settings
 from sidecar.metrics import Metrics
-from sidecar.notices import Voice, derived_id
+from sidecar.notices import Voice
 from sidecar.observer import Observer
 from sidecar.packets import Packets
+from sidecar.reader import Reader
 from sidecar.recovery import adopt_states, drop_unsent
 from sidecar.relay import Relay
 from sidecar.responder import Responder
@@ -38,14 +34,13 @@ from sidecar.retention import Retention
 from sidecar.runs import Runs
 from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
-from sidecar.transport.errors import Fenced, StreamFull, TransportError, Unavailable
+from sidecar.transport.errors import Fenced, StreamFull, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.micro import serve_asks
 from sidecar.transport.ownership import LaneClaim
 from sidecar.transport.publisher import LanePublisher
-from sidecar.transport.pump import Pump
 from storage.errors import StorageError, StorageFull
-from storage.records import Cursor, Unit
+from storage.records import Unit
 from storage.store import Store
 
 _NEXT_SECONDS = 1.0
@@ -176,7 +171,7 @@ class LaneService:
         began = desk.mono()
         # Before anything is committed or, told to stop at once, handed over.
         desk.cursor = await desk.store.cursor(desk.tenant, desk.lane) or desk.cursor
-        await _settings(desk, publisher)
+        await begin_settings(desk, publisher)
         late = partial(desk.metrics.summary_late, desk.config.summarizer.kind)
         summarizers = build_summarizers(desk.config, self._link, desk.lane, late)
         parts = assemble(desk, publisher, summarizers)
@@ -194,7 +189,7 @@ class LaneService:
                 working.start_soon(parts.observer.tick)
                 working.start_soon(Retention(desk, self._link, parts.packets, parts.compactor).run)
                 working.start_soon(serve_asks, self._link, desk.tenant, desk.lane, parts.responder.answer)
-                reader = _Reader(desk, self._link, publisher, parts.intake)
+                reader = Reader(desk, self._link, publisher, parts.intake)
 
                 async def caught_up() -> None:
                     if desk.taken_over:
@@ -202,7 +197,7 @@ class LaneService:
                         desk.metrics.took_over(desk.mono() - began)
                     if desk.runs.lane.settled and desk.runs.lane.settings != fold_settings_of(desk.config):
                         # The newest in the stream need not be those that hold: a former owner's come too late.
-                        await _publish_settings(desk, publisher)
+                        await publish_settings(desk, publisher)
                     await parts.observer.caught_up()
                     desk.health.drop(f"defect {desk.lane}")
 
@@ -275,153 +270,3 @@ def assemble(
         observer=observer,
         intake=Intake(desk, observer),
     )
-
-
-class _Reader:
-    """The lane's one reader: opens the pump at cursor + 1, again and again, and feeds the intake."""
-
-    def __init__(self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake) -> None:
-        self._desk = desk
-        self._publisher = publisher
-        self._intake = intake
-        self._pump = Pump(
-            link,
-            subjects.STREAM_IN,
-            subjects.inbound_filter(desk.tenant, desk.lane),
-            batch=desk.config.intake.batch,
-        )
-        self._backlog = 0
-        """Sequence of the lane's newest message when the pump was opened."""
-
-    async def run(
-        self, gap: Callable[[int, int], Awaitable[None]], caught_up: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Until cancelled. ``gap`` is told of lost messages of the stream, ``caught_up`` once, when
-        everything there was at the start is folded."""
-        self._gap, self._caught_up = gap, caught_up
-        desk = self._desk
-        while True:
-            try:
-                await self._open()
-                while True:
-                    await self._step()
-            except Unavailable as error:
-                log.info("reader starts again", lane=desk.lane, reason=str(error))
-                desk.metrics.consumer_restarted()
-                self._health("reading", False, str(error))
-            except StorageFull as error:
-                self._health("storage", False, str(error))
-                desk.metrics.storage_full(True)
-                await anyio.sleep(1.0)
-            except StorageError as error:
-                self._health("storage", False, str(error))
-                log.error("storage refused a commit, reading again from the cursor", error=str(error))
-                await anyio.sleep(1.0)
-            finally:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-                    await self._pump.close()
-            await anyio.sleep(_RETRY_SECONDS)
-
-    async def _open(self) -> None:
-        desk = self._desk
-        facts = await self._pump.open(desk.cursor.stream_seq + 1)
-        reborn = bool(desk.cursor.stream_created) and facts.created != desk.cursor.stream_created
-        if reborn or facts.last_seq < desk.cursor.stream_seq:
-            log.error(
-                "the stream is another one or shorter than the cursor: reading it from its first message",
-                lane=desk.lane,
-                cursor=desk.cursor.stream_seq,
-                last=facts.last_seq,
-            )
-            desk.metrics.stream_reborn()
-            desk.quiet_through = 0
-            await self._move(Cursor(stream_seq=0, stream_created=facts.created))
-            await self._pump.close()
-            facts = await self._pump.open(1)
-        elif not desk.cursor.stream_created:
-            await self._move(Cursor(stream_seq=desk.cursor.stream_seq, stream_created=facts.created))
-        newest = await self._publisher.get_last(subjects.inbound_filter(desk.tenant, desk.lane))
-        self._backlog = 0 if newest is None else newest[0]
-        if facts.first_seq > desk.cursor.stream_seq + 1 and desk.cursor.stream_seq:
-            await self._gap(desk.cursor.stream_seq + 1, facts.first_seq - 1)
-        if desk.taken_over and not desk.caught_up:
-            desk.quiet_through = max(desk.quiet_through, self._backlog)
-        await self._look_up()
-
-    async def _step(self) -> None:
-        desk = self._desk
-        deliveries = await self._pump.next(desk.config.intake.batch, _NEXT_SECONDS)
-        if deliveries:
-            began = desk.mono()
-            await self._intake.take(deliveries)
-            desk.metrics.committed(desk.mono() - began)
-        else:
-            # An idle lane follows the stream's end, so that it never looks behind.
-            settled = await self._pump.settled_through()
-            if settled is not None and settled > desk.cursor.stream_seq:
-                await self._move(Cursor(stream_seq=settled, stream_created=desk.cursor.stream_created))
-        if not deliveries and desk.cursor.stream_seq >= self._backlog:
-            desk.lag = 0
-        desk.metrics.lag(desk.lane, desk.lag)
-        self._health("storage", True, "")
-        desk.metrics.storage_full(False)
-        await self._look_up()
-        self._health("reading", desk.caught_up, "" if desk.caught_up else f"{desk.lag} events behind")
-
-    async def _look_up(self) -> None:
-        if not self._desk.caught_up and self._desk.cursor.stream_seq >= self._backlog:
-            await self._caught_up()
-            self._desk.caught_up = True
-
-    async def _move(self, cursor: Cursor) -> None:
-        async with self._desk.lock:
-            await self._desk.commit(cursor=cursor)
-
-    def _health(self, name: str, ok: bool, reason: str) -> None:
-        self._desk.health.set(f"{name} {self._desk.lane}", ok, reason)
-
-
-async def _settings(desk: Desk, publisher: LanePublisher) -> None:
-    """Start the fold with the settings that held, and publish ours if the newest differ."""
-    subject = subjects.inbound(desk.tenant, desk.lane, subjects.LANE_TOKEN, "record")
-    wanted = fold_settings_of(desk.config)
-    stored = await desk.store.meta(lane_key(desk.tenant, desk.lane))
-    first = await _applied(await publisher.get_first(subject))
-    newest = await _applied(await publisher.get_last(subject))
-    # Before the first settings of the stream, the first ones hold.
-    desk.runs.begin(decode_lane(stored) if stored is not None else Lane(settings=first or wanted))
-    if newest != wanted:
-        await _publish_settings(desk, publisher)
-
-
-async def _publish_settings(desk: Desk, publisher: LanePublisher) -> None:
-    """Put the settings we want into the stream; tried until the broker has them."""
-    subject = subjects.inbound(desk.tenant, desk.lane, subjects.LANE_TOKEN, "record")
-    wanted = fold_settings_of(desk.config)
-    at = datetime.fromisoformat(desk.now_text())
-    event = SettingsApplied(
-        v=1,
-        id=derived_id("settings", desk.voice.epoch, digest(wanted)),
-        at=at,
-        epoch=desk.voice.epoch,
-        settings=wanted,
-    )
-    while True:
-        try:
-            await publisher.publish_record(subject, encode(event))
-            return
-        except Fenced:
-            raise
-        except TransportError as error:
-            log.warning("settings not published yet", lane=desk.lane, error=str(error))
-            await anyio.sleep(_RETRY_SECONDS)
-
-
-async def _applied(found: tuple[int, bytes] | None) -> Settings | None:
-    if found is None:
-        return None
-    try:
-        event = decode_event(found[1], channel="record")
-    except ProtocolError:
-        return None
-    return event.settings if isinstance(event, SettingsApplied) else None

@@ -1,0 +1,131 @@
+"""The lane's one reader: opens the pump at cursor + 1, again and again, and feeds the intake in stream order.
+
+It decides where to read from: after a restart, a loss of messages, a stream that is another one. It folds
+nothing and acknowledges nothing; the cursor commits with the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import structlog
+
+from protocol import subjects
+from sidecar.desk import Desk
+from sidecar.intake import Intake
+from sidecar.transport.errors import Unavailable
+from sidecar.transport.jetstream import Link
+from sidecar.transport.publisher import LanePublisher
+from sidecar.transport.pump import Pump
+from storage.errors import StorageError, StorageFull
+from storage.records import Cursor
+
+_NEXT_SECONDS = 1.0
+_RETRY_SECONDS = 0.2
+
+log = structlog.get_logger(__name__)
+
+
+class Reader:
+    """The lane's one reader: opens the pump at cursor + 1, again and again, and feeds the intake."""
+
+    def __init__(self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake) -> None:
+        self._desk = desk
+        self._publisher = publisher
+        self._intake = intake
+        self._pump = Pump(
+            link,
+            subjects.STREAM_IN,
+            subjects.inbound_filter(desk.tenant, desk.lane),
+            batch=desk.config.intake.batch,
+        )
+        self._backlog = 0
+        """Sequence of the lane's newest message when the pump was opened."""
+
+    async def run(
+        self, gap: Callable[[int, int], Awaitable[None]], caught_up: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Until cancelled. ``gap`` is told of lost messages of the stream, ``caught_up`` once, when
+        everything there was at the start is folded."""
+        self._gap, self._caught_up = gap, caught_up
+        desk = self._desk
+        while True:
+            try:
+                await self._open()
+                while True:
+                    await self._step()
+            except Unavailable as error:
+                log.info("reader starts again", lane=desk.lane, reason=str(error))
+                desk.metrics.consumer_restarted()
+                self._health("reading", False, str(error))
+            except StorageFull as error:
+                self._health("storage", False, str(error))
+                desk.metrics.storage_full(True)
+                await anyio.sleep(1.0)
+            except StorageError as error:
+                self._health("storage", False, str(error))
+                log.error("storage refused a commit, reading again from the cursor", error=str(error))
+                await anyio.sleep(1.0)
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                    await self._pump.close()
+            await anyio.sleep(_RETRY_SECONDS)
+
+    async def _open(self) -> None:
+        desk = self._desk
+        facts = await self._pump.open(desk.cursor.stream_seq + 1)
+        reborn = bool(desk.cursor.stream_created) and facts.created != desk.cursor.stream_created
+        if reborn or facts.last_seq < desk.cursor.stream_seq:
+            log.error(
+                "the stream is another one or shorter than the cursor: reading it from its first message",
+                lane=desk.lane,
+                cursor=desk.cursor.stream_seq,
+                last=facts.last_seq,
+            )
+            desk.metrics.stream_reborn()
+            desk.quiet_through = 0
+            await self._move(Cursor(stream_seq=0, stream_created=facts.created))
+            await self._pump.close()
+            facts = await self._pump.open(1)
+        elif not desk.cursor.stream_created:
+            await self._move(Cursor(stream_seq=desk.cursor.stream_seq, stream_created=facts.created))
+        newest = await self._publisher.get_last(subjects.inbound_filter(desk.tenant, desk.lane))
+        self._backlog = 0 if newest is None else newest[0]
+        if facts.first_seq > desk.cursor.stream_seq + 1 and desk.cursor.stream_seq:
+            await self._gap(desk.cursor.stream_seq + 1, facts.first_seq - 1)
+        if desk.taken_over and not desk.caught_up:
+            desk.quiet_through = max(desk.quiet_through, self._backlog)
+        await self._look_up()
+
+    async def _step(self) -> None:
+        desk = self._desk
+        deliveries = await self._pump.next(desk.config.intake.batch, _NEXT_SECONDS)
+        if deliveries:
+            began = desk.mono()
+            await self._intake.take(deliveries)
+            desk.metrics.committed(desk.mono() - began)
+        else:
+            # An idle lane follows the stream's end, so that it never looks behind.
+            settled = await self._pump.settled_through()
+            if settled is not None and settled > desk.cursor.stream_seq:
+                await self._move(Cursor(stream_seq=settled, stream_created=desk.cursor.stream_created))
+        if not deliveries and desk.cursor.stream_seq >= self._backlog:
+            desk.lag = 0
+        desk.metrics.lag(desk.lane, desk.lag)
+        self._health("storage", True, "")
+        desk.metrics.storage_full(False)
+        await self._look_up()
+        self._health("reading", desk.caught_up, "" if desk.caught_up else f"{desk.lag} events behind")
+
+    async def _look_up(self) -> None:
+        if not self._desk.caught_up and self._desk.cursor.stream_seq >= self._backlog:
+            await self._caught_up()
+            self._desk.caught_up = True
+
+    async def _move(self, cursor: Cursor) -> None:
+        async with self._desk.lock:
+            await self._desk.commit(cursor=cursor)
+
+    def _health(self, name: str, ok: bool, reason: str) -> None:
+        self._desk.health.set(f"{name} {self._desk.lane}", ok, reason)
