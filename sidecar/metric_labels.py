@@ -11,6 +11,10 @@ from typing import Final, get_args
 
 from protocol import asks, errors, events, handoff, subjects
 from protocol.detectors import KINDS
+from sidecar.core.entry import RUN_VIOLATIONS
+from sidecar.core.gate import PREVENTING
+from sidecar.core.resume import RESUME_CODES
+from sidecar.core.validation import CHECKS
 
 OTHER: Final = "other"
 
@@ -33,55 +37,13 @@ SUMMARIZERS: Final = ("digest", "nats", "openai", "anthropic")
 SUMMARIZER_OUTCOMES: Final = ("ok", *FAILURE_REASONS)
 DIRECTIONS: Final = ("in", "out")
 
-CANDIDATE_CODES: Final = (
-    "empty_summary",
-    "schema_invalid",
-    "unknown_reference",
-    "unbacked_claim",
-    "question_dropped",
-    "operation_dropped",
-    "operation_promoted",
-    "approval_promoted",
-    "approval_dropped",
-    "objective_changed",
-    "next_action_changed",
-    "constraint_contradicted",
-    "contradiction_hidden",
-    "inference_as_observation",
-    "unsupported_figure",
-    "raw_content",
-    "secret_in_summary",
-    "over_budget",
-    "no_gain",
-    "stale",
-)
-RUN_CODES: Final = (
-    "history_gap",
-    "duplicate_conflict",
-    "sequence_conflict",
-    "orphan_result",
-    "duplicate_call",
-    "illegal_transition",
-    "repeated_operation",
-    "unauthorized_write",
-    "expired_approval_used",
-    "self_approval",
-    "foreign_session",
-    "late_event",
-    "contract_conflict",
-)
-RESUME_CODES: Final = (
-    "stale_packet",
-    "policy_mismatch",
-    "first_action_mismatch",
-    "artifact_missing",
-    "ledger_version_mismatch",
-)
+CANDIDATE_CODES: Final = tuple(CHECKS)
+RUN_CODES: Final = RUN_VIOLATIONS
 VIOLATION_CODES: Final = CANDIDATE_CODES + RUN_CODES + RESUME_CODES
 RESUME_OUTCOMES: Final = ("ok", *RESUME_CODES)
 
 AUTHORIZE_CODES: Final = get_args(asks.AuthorizeCode)
-EFFECT_PREVENTED_CODES: Final = frozenset({"already_succeeded", "in_flight", "outcome_unknown"})
+EFFECT_PREVENTED_CODES: Final = PREVENTING
 RETRIEVAL_STATUSES: Final = get_args(asks.FetchStatus)
 RETRIEVALS: Final = (
     *product(("fetch", "search"), RETRIEVAL_STATUSES),

@@ -15,22 +15,20 @@ from protocol.events import Event
 from sidecar.core.gate import Decision
 from sidecar.core.state import Channel, Gap, Head, Lane, Ledger
 
-RUN_VIOLATIONS: Final = frozenset(
-    {
-        "history_gap",
-        "duplicate_conflict",
-        "sequence_conflict",
-        "orphan_result",
-        "duplicate_call",
-        "illegal_transition",
-        "repeated_operation",
-        "unauthorized_write",
-        "expired_approval_used",
-        "self_approval",
-        "foreign_session",
-        "late_event",
-        "contract_conflict",
-    }
+RUN_VIOLATIONS: Final = (
+    "history_gap",
+    "duplicate_conflict",
+    "sequence_conflict",
+    "orphan_result",
+    "duplicate_call",
+    "illegal_transition",
+    "repeated_operation",
+    "unauthorized_write",
+    "expired_approval_used",
+    "self_approval",
+    "foreign_session",
+    "late_event",
+    "contract_conflict",
 )
 """Codes a ledger counts."""
 

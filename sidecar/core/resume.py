@@ -7,10 +7,20 @@ told; it never undoes the resumption, since ``authorize`` refuses whatever a sta
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from protocol.events import RunResumed
 from sidecar.core import family
 from sidecar.core.state import Ledger
+
+RESUME_CODES: Final = (
+    "stale_packet",
+    "policy_mismatch",
+    "first_action_mismatch",
+    "artifact_missing",
+    "ledger_version_mismatch",
+)
+"""What can be wrong with a resumption, worst first."""
 
 
 def resume_faults(

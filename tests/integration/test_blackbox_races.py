@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -49,14 +50,10 @@ async def askers(box: Box) -> AsyncIterator[tuple[Client, Client]]:
 async def publish(box: Box, run: str, *messages: tuple[Json, str]) -> None:
     """Without waiting for each: all but the last are stored before the last."""
     for message, channel in messages[:-1]:
-        await box.client.publish(f"wk.v1.in.{box.tenant}.{box.lane}.{run}.{channel}", _json(message))
+        await box.client.publish(
+            f"wk.v1.in.{box.tenant}.{box.lane}.{run}.{channel}", json.dumps(message).encode()
+        )
     await box.send(run, *messages[-1])
-
-
-def _json(message: Json) -> bytes:
-    import json
-
-    return json.dumps(message).encode()
 
 
 def declared(number: int, *, approved: bool) -> list[tuple[Json, str]]:
@@ -141,7 +138,10 @@ async def test_of_two_operations_with_one_key_asked_for_at_once_exactly_one_may(
 ) -> None:
     run = await box.start()
     told = [
-        (event("operation.declared", operation_id=f"op-{number}-{side}", kind="x", idempotency_key=key), "event")
+        (
+            event("operation.declared", operation_id=f"op-{number}-{side}", kind="x", idempotency_key=key),
+            "event",
+        )
         for number in range(100)
         for key in (f"key-{number}",)
         for side in "ab"
