@@ -24,7 +24,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from protocol.errors import ExitCode
 from sidecar.config import parse_listen
 from sidecar.health import Health
 from sidecar.logs import visible
@@ -68,8 +67,6 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 class ListenError(OSError):
     """The address cannot be listened on. Choose another `admin.listen` or stop who holds it."""
-
-    exit_code = ExitCode.FAILURE
 
 
 def build(health: Health, metrics: Metrics, runs: Callable[[], Sequence[RunView]]) -> Starlette:

@@ -7,6 +7,7 @@ No decision about runs is taken here.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from enum import StrEnum
@@ -33,7 +34,10 @@ app = typer.Typer(
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", help="TOML file; default: watchkeeper.toml in the working directory, if there."),
+    typer.Option(
+        "--config",
+        help="TOML file; default: $WATCHKEEPER_CONFIG, else watchkeeper.toml here, if there is one.",
+    ),
 ]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="The data directory; default: the configured one.")
@@ -95,11 +99,15 @@ def run(
 @app.command()
 def replay(
     files: Annotated[
-        list[Path], typer.Argument(help="Transcripts: Claude Code JSONL, Codex rollouts, our events.")
+        list[Path],
+        typer.Argument(metavar="FILE", help="Transcripts: Claude Code JSONL, Codex rollouts, our events."),
     ],
     format: Annotated[Format, typer.Option("--format", help="What the files are.")] = Format.auto,
     window: Annotated[
-        int | None, typer.Option("--window", min=2_000, help="Context window to replay with, in tokens.")
+        int | None,
+        typer.Option(
+            "--window", min=2_000, help="Context window in tokens; default: as recorded, else 200,000."
+        ),
     ] = None,
     as_json: AsJson = False,
     live: Annotated[
@@ -149,12 +157,16 @@ def demo(
                 loaded, [sample], format="events", window=window, as_json=False, bars=True, patient=True
             )
         )
+    at_hand = shutil.which("watchkeeper") is not None or Path(sys.argv[0]).name != "watchkeeper"
+    typed = "watchkeeper" if at_hand else sys.argv[0]
+    ways = {
+        f"{typed} replay YOUR.jsonl --window 60000": "a transcript of your own (Claude Code, Codex)",
+        f"{typed} run --embedded-nats": "the daemon; then http://127.0.0.1:9464/",
+        "README.md": "guarantees, layers, configuration, metrics",
+    }
     typer.echo("\nWhere to look next:")
-    typer.echo(
-        "  watchkeeper replay YOUR.jsonl --window 60000   a transcript of your own (Claude Code, Codex)"
-    )
-    typer.echo("  watchkeeper run --embedded-nats                the daemon; then http://127.0.0.1:9464/")
-    typer.echo("  README.md                                      guarantees, layers, configuration, metrics")
+    for way, what in ways.items():
+        typer.echo(f"  {way:<{len(max(ways, key=len))}}   {what}")
     raise typer.Exit(code)
 
 
@@ -176,6 +188,7 @@ def check_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
 @app.command()
 def inspect(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run to look at.")],
+    data_dir: DataDir = None,
     config: ConfigFile = None,
     tenant: Annotated[str | None, typer.Option(help="Tenant; default: the configured one.")] = None,
     lane: Annotated[str | None, typer.Option(help="Lane; default: every configured one.")] = None,
@@ -186,13 +199,12 @@ def inspect(
     from sidecar.inspection import inspect_run, render
 
     loaded = _load(config)
-    lanes = [lane] if lane is not None else list(loaded.lanes)
-    found = anyio.run(
-        inspect_run, loaded.data_dir, tenant or loaded.tenant, lanes, run_id, budget_settings(loaded)
-    )
+    folder = data_dir or loaded.data_dir
+    lanes = [lane] if lane is not None else list(loaded.lane_names)
+    found = anyio.run(inspect_run, folder, tenant or loaded.tenant, lanes, run_id, budget_settings(loaded))
     if found is None:
         where = ", ".join(lanes)
-        raise Refusal(ExitCode.USAGE, f"run {run_id}: not in {loaded.data_dir} (lanes looked at: {where})")
+        raise Refusal(ExitCode.USAGE, f"run {run_id}: not in {folder} (lanes looked at: {where})")
     typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else render(found))
 
 

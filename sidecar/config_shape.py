@@ -14,8 +14,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import ExitCode
-
 Mode = Literal["observe", "shadow", "live"]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 Seconds = Annotated[float, Meta(ge=1, le=2_592_000)]
@@ -210,8 +208,6 @@ class Problem(Table, frozen=True, kw_only=True):
 
 class ConfigError(ValueError):
     """The configuration cannot be used; `problems` holds all of it. Correct it and start again."""
-
-    exit_code = ExitCode.USAGE
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

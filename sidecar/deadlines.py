@@ -1,12 +1,15 @@
 """Notices that time has passed and says so on the run's ``record`` channel; the fold decides what it means.
 
-It reads the wall clock and the hot runs, publishes records with derived ids, and changes no ledger.
-A record said twice, or by two owners, changes nothing.
+It reads the clocks and the hot runs, publishes records with derived ids, and changes no ledger.
+A record said twice, or by two owners, changes nothing. When an approval expires is a moment of the wall clock.
+How long something has waited is counted by the monotonic one: the wall clock may be set at any time, and need
+not agree with the broker's.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -66,24 +69,45 @@ def _begins(kind: str, item: Any, stamp: float) -> float | None:
     return None
 
 
+def _is_moment(key: str) -> bool:
+    """Whether it is over at a moment that was named, and not after a wait."""
+    return key.startswith("approval/")
+
+
 class Deadlines:
     """One lane's clock hand. ``watch`` is cheap and may be called under the lock."""
 
     def __init__(self, desk: Desk, publisher: LanePublisher) -> None:
         self._desk = desk
         self._publisher = publisher
-        self._heap: list[tuple[float, str, str]] = []
+        self._moments: list[tuple[float, str, str]] = []
+        """By the wall clock."""
+        self._waits: list[tuple[float, str, str]] = []
+        """By the monotonic clock."""
+        self._over: dict[tuple[str, str], float] = {}
+        """(run, key) → when its newest wait is over, by the monotonic clock."""
         config = desk.config
         self._patience = {
             "operation": config.operations.unknown_after_seconds,
             "call": config.calls.abandon_after_seconds,
             "gap": config.intake.gap_after_seconds,
-            "approval": 0.0,
         }
 
     def watch(self, run: str, began: list[tuple[str, float]]) -> None:
+        """Say so when the time of these is over; ``began`` is what ``note_changes`` returned."""
+        self._watch(run, began, now=self._desk.caught_up)
+
+    def _watch(self, run: str, began: Iterable[tuple[str, float]], *, now: bool) -> None:
+        """``now``: what waits has just begun. How long before it did else, only the wall clock can tell."""
         for key, begins in began:
-            heapq.heappush(self._heap, (begins + self._patience[key.split("/", 1)[0]], run, key))
+            if _is_moment(key):
+                heapq.heappush(self._moments, (begins, run, key))
+                continue
+            left = patience = self._patience[key.split("/", 1)[0]]
+            if not now:
+                left = min(patience, max(0.0, begins + patience - self._desk.wall()))
+            over = self._over[run, key] = self._desk.mono() + left
+            heapq.heappush(self._waits, (over, run, key))
 
     async def run(self) -> None:
         """Until cancelled. Starts with everything that was waiting when the daemon last stopped."""
@@ -93,15 +117,15 @@ class Deadlines:
                     since = decode_view(summary.view).since
                 except ViewUnreadable:
                     since = await self._since_now(summary.run)
-                self.watch(summary.run, list(since.items()))
+                self._watch(summary.run, since.items(), now=False)
         while True:
-            now = self._desk.wall()
-            # What clears a deadline may still lie unread in the stream.
-            ready = self._desk.caught_up and self._desk.lease_valid()
-            while ready and self._heap and self._heap[0][0] <= now:
-                due, run, key = heapq.heappop(self._heap)
-                if await self._say(run, key):
-                    heapq.heappush(self._heap, (max(due, now) + _AGAIN_SECONDS, run, key))
+            for heap, clock in ((self._moments, self._desk.wall), (self._waits, self._desk.mono)):
+                # What clears a deadline may still lie unread in the stream.
+                while heap and heap[0][0] <= clock() and self._desk.caught_up and self._desk.lease_valid():
+                    _, run, key = heapq.heappop(heap)
+                    if await self._say(run, key):
+                        again = self._desk.mono() + _AGAIN_SECONDS
+                        heapq.heappush(self._waits, (again, run, key))
             await anyio.sleep(_TICK_SECONDS)
 
     async def _say(self, run: str, key: str) -> bool:
@@ -111,9 +135,13 @@ class Deadlines:
             hot = self._desk.runs.hot.get(run)
             began = None if hot is None else hot.view.since.get(key)
             if hot is None or began is None:
+                self._over.pop((run, key), None)
                 return False
             kind, item_id = key.split("/", 1)
-            if began + self._patience[kind] > self._desk.wall():
+            over, now = self._over.get((run, key), 0.0), self._desk.mono()
+            if _is_moment(key):
+                over, now = began, self._desk.wall()
+            if over > now:
                 return True
             event = self._record(hot.ledger.items[kind].get(item_id), kind, item_id)
         if event is None:

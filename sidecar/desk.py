@@ -239,10 +239,6 @@ class Desk:
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
 
-    async def wait_moved(self) -> None:
-        """Until the next commit of this lane."""
-        await self._moved.wait()
-
     async def reached(self, stream_seq: int, seconds: float) -> bool:
         """Whether the cursor reaches ``stream_seq`` within ``seconds``."""
         with anyio.move_on_after(seconds):

@@ -117,7 +117,7 @@ class Endings:
         # The text names no figure, so that the second build differs in nothing but these.
         after = view.after_take_up(draft.text_tokens)
         figures = view.figures(settings)._replace(used_before=used, used_after=max(0, min(after, used)))
-        if not policy.gains(used, after, plan, settings):
+        if not policy.gains(used, after, plan):
             await self._failed_locked(attempt, hot, "invalid", ("no_gain",), verdict)
             return
         built = await self._packets.build_on(job.run, "compacted", checkpoint, view, figures)
@@ -237,14 +237,16 @@ class Endings:
     ) -> None:
         desk = self._desk
         course = hot.view.course_of(attempt.job.mode)
-        if not moved(course, attempt.job.course):
+        no_gain = "no_gain" in violations
+        if not no_gain and not moved(course, attempt.job.course):
+            # Too little to win says nothing against the summariser: no back-off, no step to the breaker.
             policy.failed(course, reason, now=desk.wall(), settings=desk.budget)
         for code in violations:
             hot.view.violations[code] = hot.view.violations.get(code, 0) + 1
             desk.metrics.violation(code)
         desk.metrics.failed(reason)
         said: list[OutboxRow] = []
-        if "no_gain" in violations and not course.ineffective:
+        if no_gain and not course.ineffective:
             # The same range would not win more the next time: wait for something real to change.
             said.append(ineffective_notice(self._desk, attempt.job, "no_gain"))
             policy.mark_ineffective(course, hot.view.budget, "no_gain", position=hot.ledger.head.position)

@@ -5,6 +5,7 @@ Reads only and takes no lock, so it works beside a running daemon. It folds noth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def render(found: dict[str, Any]) -> str:
             f"{tokens['before']:,} to {tokens['after']:,} tokens"
             + (f" ({receipt['reason']})" if receipt["reason"] else "")
         )
-    counts = {**head["violations"], **found["violations"]}
+    counts = Counter(head["violations"]) + Counter(found["violations"])
     lines.append("violations: " + (", ".join(f"{code} {count}" for code, count in counts.items()) or "none"))
     return "\n".join(lines)
 

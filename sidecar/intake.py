@@ -15,8 +15,10 @@ import structlog
 
 from protocol import subjects
 from protocol.codec import decode_event
+from protocol.content import Ordinal
 from protocol.errors import ProtocolError
 from protocol.events import Event, SettingsApplied, identity, type_of
+from protocol.identifiers import Id
 from sidecar.core import fold as core
 from sidecar.core.state import Lane
 from sidecar.desk import Desk
@@ -205,7 +207,7 @@ class Intake:
             self._observer.conflict(item.run, item, chunk)
             return False
         if item.run == subjects.LANE_TOKEN:
-            self._lane_record(item.event, chunk)
+            self._lane_record(item.event)
             return False
         try:
             self._refuse_forgotten(item.run, item.event)
@@ -277,7 +279,7 @@ class Intake:
             redacted=item.redacted,
         )
 
-    def _lane_record(self, event: Event, chunk: Chunk) -> None:
+    def _lane_record(self, event: Event) -> None:
         """``settings.applied`` of the lane: part of the fold, stored with the lane itself."""
         desk = self._desk
         if isinstance(event, SettingsApplied):
@@ -328,8 +330,8 @@ class Intake:
 class _Numbered(msgspec.Struct):
     """What of a refused message tells that its number came."""
 
-    session: str | None = None
-    seq: int | None = None
+    session: Id | None = None
+    seq: Ordinal | None = None
 
 
 _NUMBERED = msgspec.json.Decoder(_Numbered)

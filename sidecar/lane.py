@@ -27,7 +27,7 @@ from sidecar.notices import Voice
 from sidecar.observer import Observer
 from sidecar.packets import Packets
 from sidecar.reader import Reader
-from sidecar.recovery import adopt_states, drop_unsent
+from sidecar.recovery import adopt_states, disk_is_behind, drop_unsent
 from sidecar.relay import Relay
 from sidecar.responder import Responder
 from sidecar.retention import Retention
@@ -76,9 +76,9 @@ class LaneService:
         self._lane = lane
         self._owner = owner
         self.desk: Desk | None = None
-        self.config_changed: Callable[[Config], None] = self._set_config
 
-    def _set_config(self, config: Config) -> None:
+    def config_changed(self, config: Config) -> None:
+        """Take over a configuration that was read again."""
         self._config = config
         if self.desk is not None:
             self.desk.reconfigure(config)
@@ -124,13 +124,14 @@ class LaneService:
     async def _own(self, stop: anyio.Event) -> None:
         tenant, lane, config = self._config.tenant, self._lane, self._config
         remembered = await self._store.meta(f"owner/{tenant}/{lane}")
+        own = None if remembered is None else remembered.decode()
         claim = LaneClaim(
             self._link,
             tenant,
             lane,
             self._owner,
             config.lease.seconds,
-            previous_owner=None if remembered is None else remembered.decode(),
+            previous_owner=own,
         )
         self._health.set(f"lane {lane}", True, "watching")
         self._health.drop(f"reading {lane}")
@@ -159,7 +160,6 @@ class LaneService:
         self._metrics.lane_owned(lane, epoch)
         log.info("lane owned", lane=lane, epoch=epoch)
         publisher = LanePublisher(self._link, tenant, lane, claim)
-        own = None if remembered is None else remembered.decode()
         desk.taken_over = claim.replaced_owner not in ("", own)
         try:
             await self._serve(desk, publisher, claim, stop)
@@ -177,6 +177,9 @@ class LaneService:
         parts = assemble(desk, publisher, summarizers)
         if desk.taken_over:
             log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
+        else:
+            desk.taken_over = await disk_is_behind(desk, self._link, publisher)
+        if desk.taken_over:
             await drop_unsent(desk)
         await parts.compactor.close_interrupted()
         async with anyio.create_task_group() as tasks:

@@ -25,7 +25,7 @@ def derived_id(prefix: str, *parts: object) -> str:
 
 
 class Voice:
-    """Builds this lane's outgoing rows; knows the lane's address, its epoch and the wall clock's text."""
+    """Builds this lane's outgoing rows; knows the lane's address and its epoch."""
 
     def __init__(self, tenant: str, lane: str) -> None:
         self.tenant = tenant

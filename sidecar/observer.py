@@ -114,7 +114,7 @@ class Observer:
             settings=desk.budget,
             channel=item.channel,
         )
-        self._account(run, hot, observed, item, chunk)
+        self._account(run, hot, observed, chunk)
         if isinstance(event, Message) and event.role == "assistant" and not outcome.foreign:
             self._recent(hot, event)
         if isinstance(event, RunResumed):
@@ -187,7 +187,7 @@ class Observer:
         key = (code, item.delivery.stream_seq, refs)
         chunk.outbox.append(desk.voice.notice(run, "violation", desk.now(), key, code=code, refs=refs[:50]))
 
-    def _account(self, run: str, hot: HotRun, observed: Observed, item: Incoming, chunk: Chunk) -> None:
+    def _account(self, run: str, hot: HotRun, observed: Observed, chunk: Chunk) -> None:
         desk, view, head = self._desk, hot.view, hot.ledger.head
         settings = desk.budget
         if observed.sampled and observed.usable > 0:

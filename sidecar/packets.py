@@ -95,8 +95,11 @@ class Packets:
         self._wake = anyio.Event()
 
     def mark(self, run: str, reason: PacketReason) -> None:
-        """The run changed; ``reason`` is why a packet may be due (``changed``: if it says anything new)."""
-        if self._dirty.get(run, "changed") == "changed":
+        """The run changed; ``reason`` is why a packet may be due (``changed``: if it says anything new).
+
+        The first reason that asks for a packet anyway stands; only a takeover is told before every other.
+        """
+        if reason == "takeover" or self._dirty.get(run, "changed") == "changed":
             self._dirty[run] = reason
         self._wake.set()
 

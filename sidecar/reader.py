@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Reader:
-    """The lane's one reader: opens the pump at cursor + 1, again and again, and feeds the intake."""
+    """See the module. ``run`` once per ownership of the lane."""
 
     def __init__(self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake) -> None:
         self._desk = desk

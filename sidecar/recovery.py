@@ -6,6 +6,8 @@ another owner's newest one is taken as it is, and ours that are none of its ance
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import anyio.to_thread
 import structlog
 
@@ -57,6 +59,43 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
             continue
         adopted += await _adopt(desk, run, state, packets)
     return adopted
+
+
+async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bool:
+    """Whether the lane's states tell of messages our disk does not know: it has lost commits since.
+
+    What we published after them, checkpoints above all, is known to agents and no more to us.
+    """
+    cursor = desk.cursor
+    if not cursor.stream_created:
+        return False
+    stream = datetime.fromisoformat(cursor.stream_created)
+    ended = {row.run for row in await desk.store.runs(desk.tenant, desk.lane, finished=True)}
+    held = await subjects_held(
+        link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
+    )
+    for subject in held:
+        run = subject.rsplit(".", 1)[1]
+        if run == subjects.LANE_TOKEN or run in ended:
+            continue
+        found = await publisher.get_last(subject)
+        try:
+            state = None if found is None else decode_state(found[1])
+        except ProtocolError:
+            continue
+        if (
+            isinstance(state, RunState)
+            and state.cursor.stream_created == stream
+            and state.cursor.stream_seq > cursor.stream_seq
+        ):
+            log.error(
+                "the disk has lost commits: what the streams hold is taken up as after another owner",
+                lane=desk.lane,
+                cursor=cursor.stream_seq,
+                published=state.cursor.stream_seq,
+            )
+            return True
+    return False
 
 
 async def drop_unsent(desk: Desk) -> int:

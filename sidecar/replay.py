@@ -255,6 +255,8 @@ class Listener:
                     "through": receipt["range"]["through"],
                     "trigger": receipt["trigger"],
                     "outcome": receipt["outcome"],
+                    "reason": receipt["reason"],
+                    "violations": receipt["violations"],
                     "tokens_before": receipt["tokens"]["before"],
                     "tokens_after": receipt["tokens"]["after"],
                 }

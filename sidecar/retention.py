@@ -242,7 +242,8 @@ async def adopt_tombstone(desk: Desk, run: str, state: RunState) -> bool:
     at = grave.at.astimezone(UTC).isoformat()
     async with desk.lock:
         await desk.runs.load([run])
-        if run in desk.runs.forgotten:
+        # Not by the empty head: it is written first, and a stop in between must not leave the bodies for ever.
+        if any(row.run == run for row in await desk.store.tombstones(desk.tenant, desk.lane)):
             return False
         hot = desk.runs.hot.get(run)
         row = RunRow(

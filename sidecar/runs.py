@@ -7,7 +7,6 @@ Memory is true only after COMMIT: a caller whose commit failed calls ``discard``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 import structlog
@@ -230,8 +229,3 @@ class Runs:
             for name in members[family]:
                 del self.hot[name]
                 del self.ledgers[name]
-
-
-def summary_value(hot: HotRun) -> dict[str, Any]:
-    """Ledger and chain as plain data, for comparing two daemons."""
-    return {"ledger": state.ledger_value(hot.ledger), "chain": hot.chain.hex()}

@@ -119,8 +119,15 @@ def _compactions(compactions: list[dict[str, Any]]) -> Table:
         table.add_row(
             f"{item['from']}–{item['through']}",
             item["trigger"],
-            item["outcome"],
+            _end(item),
             f"{item['tokens_before']:,}",
             f"{item['tokens_after']:,}",
         )
     return table
+
+
+def _end(item: dict[str, Any]) -> str:
+    """The outcome, and of an attempt that changed nothing also why."""
+    if item["outcome"] in ("applied", "shadow"):
+        return str(item["outcome"])
+    return f"{item['outcome']}: {', '.join(item['violations']) or item['reason']}"

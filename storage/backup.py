@@ -15,19 +15,19 @@ import anyio.to_thread
 from storage import schema
 from storage.connection import open_reader
 from storage.data_dir import DATABASE, DataDir, sync_folder
-from storage.errors import StorageConflict, StorageCorrupt, translate
+from storage.errors import AlreadyThere, StorageCorrupt, translate
 
 
 def copy(connection: sqlite3.Connection, target: Path) -> int:
     """Copy the database of ``connection`` into the new file ``target`` (0600); its size in bytes.
 
-    The file appears whole or not at all. Raises StorageConflict if it exists, StorageFull or StorageIo if the
+    The file appears whole or not at all. Raises AlreadyThere if it exists, StorageFull or StorageIo if the
     disk refuses, the driver's error if the database cannot be read.
     """
     part = target.with_name(f"{target.name}.part")
     try:
         if target.exists():
-            raise StorageConflict(f"{target} exists and is not overwritten")
+            raise AlreadyThere(f"{target} exists and is not overwritten")
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
         try:
             out = sqlite3.connect(part, isolation_level=None)
@@ -49,7 +49,7 @@ def copy(connection: sqlite3.Connection, target: Path) -> int:
         sync_folder(target.parent)
         return target.stat().st_size
     except FileExistsError:
-        raise StorageConflict(f"{target} exists and is not overwritten") from None
+        raise AlreadyThere(f"{target} exists and is not overwritten") from None
     except OSError as error:
         raise translate(error, target) from error
 
@@ -57,7 +57,7 @@ def copy(connection: sqlite3.Connection, target: Path) -> int:
 async def restore(source: Path, data_dir: Path) -> int:
     """Make ``source``, a copy, the database of a data directory that has none; its schema version.
 
-    Raises StorageConflict if there is a database already, AlreadyOpen, StorageIo if there is no copy,
+    Raises AlreadyThere if there is a database already, AlreadyOpen, StorageIo if there is no copy,
     StorageCorrupt, NotOurs, SchemaTooNew; nothing of the directory is changed then.
     """
     reader = await open_reader(source, busy_timeout_ms=5000)
@@ -66,7 +66,7 @@ async def restore(source: Path, data_dir: Path) -> int:
         held = await anyio.to_thread.run_sync(DataDir.take, data_dir)
         try:
             if held.size_bytes():
-                raise StorageConflict(f"{held.database} holds a database and is not overwritten")
+                raise AlreadyThere(f"{held.database} holds a database and is not overwritten")
             # The lock's holder has just made it, empty.
             held.database.unlink()
             await reader.run(copy, data_dir / DATABASE)

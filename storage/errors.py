@@ -50,6 +50,12 @@ class StorageConflict(StorageError):
     hint = "the unit was not committed; nothing else was touched"
 
 
+class AlreadyThere(StorageConflict):
+    """A file that would have to be overwritten."""
+
+    hint = "name another file, or an empty data directory; nothing was changed"
+
+
 class StorageBusy(StorageError):
     """Another process held the write lock longer than the time-out."""
 

@@ -184,8 +184,8 @@ def entry_count(connection: sqlite3.Connection) -> int:
     return int(newest)
 
 
-def forget_bodies(tx: Transaction, run_no: int, last_entry: int) -> None:
-    """Delete every body of a run. The tombstone must be in the transaction already."""
+def forget_bodies(tx: Transaction, last_entry: int) -> None:
+    """Delete every body of the run whose newest entry this is. The tombstone must be in the transaction already."""
     tx.connection.execute(
         """
         WITH RECURSIVE walk (entry, prev) AS (

@@ -27,7 +27,7 @@ def forget(tx: Transaction, lane_no: int, row: TombstoneRow) -> None:
             "forgotten_at = excluded.forgotten_at, body = excluded.body",
             (state.run_no, row.forgotten_at, row.body),
         )
-        journal.forget_bodies(tx, state.run_no, state.last_entry)
+        journal.forget_bodies(tx, state.last_entry)
         for table in _CLEARED:
             connection.execute(f"DELETE FROM {table} WHERE run_no = ?", (state.run_no,))
         search.forget(tx, state.run_no)

@@ -384,7 +384,7 @@ class Store:
     async def backup(self, target: Path) -> int:
         """Copy all that is committed into the new file ``target``, while others write; its size in bytes.
 
-        Raises StorageConflict if the file exists, StorageFull or StorageIo if it cannot be written.
+        Raises AlreadyThere if the file exists, StorageFull or StorageIo if it cannot be written.
         """
         return await self._own_read(backup.copy, target)
 

@@ -6,7 +6,6 @@ that a constraint is never lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -196,12 +195,6 @@ def constraint_set(entry: Entry, event: ConstraintSet) -> None:
 def constraint_lifted(entry: Entry, event: ConstraintLifted) -> None:
     if not entry.late:
         _end(entry, event.constraint_id, "lifted")
-
-
-def pin(ledger: Ledger, inputs: Iterable[InputRef]) -> None:
-    """These inputs have these versions now."""
-    for item in inputs:
-        ledger.put("input", PinnedInput(id=item.name, version=item.version, digest=item.digest))
 
 
 def model_info(model: Model) -> ModelInfo:

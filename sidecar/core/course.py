@@ -220,8 +220,22 @@ def failed(course: Course, reason: str, *, now: float, settings: BudgetSettings)
         course.breaker_until = now + BREAKER_SECONDS
         course.retry_at = None
         return True
-    course.retry_at = now + BACK_OFF_SECONDS[min(course.failures, len(BACK_OFF_SECONDS)) - 1]
+    course.retry_at = now + _back_off(course)
     return False
+
+
+def _back_off(course: Course) -> float:
+    return BACK_OFF_SECONDS[min(course.failures, len(BACK_OFF_SECONDS)) - 1]
+
+
+def bounded(course: Course, now: float) -> None:
+    """Let no wait be longer than it was when it began: the clock may have been set back since."""
+    if course.wanted_at is not None:
+        course.wanted_at = min(course.wanted_at, now)
+    if course.retry_at is not None:
+        course.retry_at = min(course.retry_at, now + _back_off(course))
+    if course.breaker_until is not None:
+        course.breaker_until = min(course.breaker_until, now + BREAKER_SECONDS)
 
 
 def given_up(course: Course) -> None:
@@ -263,7 +277,7 @@ def really_changed(course: Course, budget: Budget, settings: BudgetSettings) -> 
     )
 
 
-def gains(used_before: int, used_after: int, plan: Compact, settings: BudgetSettings) -> bool:
+def gains(used_before: int, used_after: int, plan: Compact) -> bool:
     """Whether what was really built keeps the hard floors: a tenth of the range, and a share of what is used.
 
     The larger default (``min_gain`` of what is used) was asked for when planning; what is left of it after

@@ -65,7 +65,7 @@ def digest(request: SummarizeRequest) -> Summary:
     candidates = _old(request.previous, rules)
     candidates += _new(found, rules, texts, start=len(candidates))
     room = request.max_tokens * BYTES_PER_TOKEN
-    narrative = _narrative(request, found, rules, max(0, room // 4))
+    narrative = _narrative(request, rules, max(0, room // 4))
     frame = len(encode(((), (), (), narrative)))
     chosen = _choose(candidates, room - frame)
     if not chosen and not narrative:
@@ -209,7 +209,7 @@ def _section(chosen: Iterable[_Candidate], section: str) -> tuple[Statement, ...
     return tuple(candidate.statement for candidate in chosen if candidate.section == section)
 
 
-def _narrative(request: SummarizeRequest, found: Sequence[Finding], rules: Rules, room: int) -> str:
+def _narrative(request: SummarizeRequest, rules: Rules, room: int) -> str:
     """Where the conversation stood, in two quoted sentences at most."""
     sentences: list[str] = []
     for label, role in (("Last user message", "user"), ("Last message of the agent", "assistant")):

@@ -188,14 +188,15 @@ def _refusal(lane: Lane, ledger: Ledger | None, event: Event, channel: Channel) 
 
 def _refused(ledger: Ledger | None, run: str, event: Event, channel: Channel, detail: str) -> Outcome:
     outcome = Outcome(rejection=("not_authorized", detail))
-    approves_itself = channel == "event" and isinstance(event, wire.ApprovalResolved)
+    code = "not_authorized"
     if channel == "event" and isinstance(event, wire.ApprovalResolved):
-        outcome.violations.append(Violation("self_approval", (f"approval:{event.approval_id}",)))
+        code = "self_approval"
+        outcome.violations.append(Violation(code, (f"approval:{event.approval_id}",)))
     if ledger is None:
         return outcome
     note_rejected(
         ledger,
-        "self_approval" if approves_itself else "not_authorized",
+        code,
         channel=channel,
         session=event.session,
         seq=event.seq,

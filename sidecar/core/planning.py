@@ -55,9 +55,8 @@ def plan(
     settings: BudgetSettings,
     *,
     trigger: str = "threshold",
-    now: float = 0.0,
 ) -> Plan:
-    """What to do about this tail. Reads only; the same arguments give the same plan whatever ``now`` is.
+    """What to do about this tail. Reads only; the same arguments give the same plan.
 
     ``items``: every message of ``event`` and ``authority`` after ``course.covers_through``, ascending.
     """

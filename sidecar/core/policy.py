@@ -21,6 +21,7 @@ from sidecar.core.course import (
     Ineffective,
     Trigger,
     Trim,
+    bounded,
     committed,
     failed,
     falls_back,
@@ -98,6 +99,7 @@ def decide(
     ``requested``: somebody asked for one, whatever the level. ``busy``: an attempt is running. ``now``:
     seconds of any one clock. Cost: the open items of the ledger.
     """
+    bounded(course, now)
     level = level_now(budget, course, settings)
     if not requested and not at_least(level, "compact"):
         course.wanted_at = None

@@ -117,11 +117,6 @@ async def _ensure(link: Link, name: str, wanted: Mapping[str, Any]) -> dict[str,
     return created
 
 
-async def stream_facts(link: Link, stream: str) -> StreamFacts:
-    """Where the stream stands, as its leader says. Raises ApiError, Unavailable. For this package."""
-    return facts_of(await link.api(f"STREAM.INFO.{stream}"))
-
-
 def facts_of(info: Mapping[str, Any]) -> StreamFacts:
     """The facts in a stream's information."""
     state = info["state"]

@@ -26,6 +26,7 @@ from support.nats_server import wait_until
 
 PLAIN = ("-m", "sidecar", "run")
 DOOMED = Path(__file__).with_name("doomed_daemon.py")
+SHIFTED = Path(__file__).with_name("shifted_daemon.py")
 TENANT = "default"
 LANE = "main"
 
@@ -73,6 +74,17 @@ class DaemonProcess:
         self.mark.unlink(missing_ok=True)
         # -P: the folder of the tests must not come before the installed packages.
         return self.start(("-P", str(DOOMED), point, str(self.mark)))
+
+    def start_shifted(self, seconds: float = 0.0) -> DaemonProcess:
+        """Start it under a wall clock that is wrong by so much, and that ``set_clock`` changes."""
+        self.set_clock(seconds)
+        return self.start(("-P", str(SHIFTED), str(self.folder / "offset")))
+
+    def set_clock(self, seconds: float) -> None:
+        """From now on its wall clock is wrong by so many seconds."""
+        new = self.folder / "offset.new"
+        new.write_text(str(seconds))
+        new.replace(self.folder / "offset")
 
     @property
     def mark(self) -> Path:

@@ -1,4 +1,4 @@
-"""The daemon, changed from outside so that it dies, or holds still, at one named point.
+"""The daemon, changed from outside so that it dies, holds still, or meets a full disk at one named point.
 
 Arguments: point, file to create when it is reached. The daemon's own code knows nothing of this.
 """
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,41 @@ def hold_output() -> None:
     LanePublisher.publish = publish  # type: ignore[method-assign]
 
 
+def full_before_rows() -> None:
+    """The disk has no byte left when the first checkpoint's rows are to be written."""
+    original = units.apply
+
+    def apply(unit: Any, tx: Any) -> Any:
+        if unit.checkpoint is not None and not MARK.exists():
+            fill_disk()
+        return original(unit, tx)
+
+    units.apply = apply
+
+
+def full_before_commit() -> None:
+    """The same, when they are written and COMMIT is not."""
+    original = units.apply
+
+    def apply(unit: Any, tx: Any) -> Any:
+        result = original(unit, tx)
+        if unit.checkpoint is not None and not MARK.exists():
+            fill_disk()
+        return result
+
+    units.apply = apply
+
+
+def fill_disk() -> None:
+    """Take every byte the data directory's file system has left, in a file named ``filler`` beside it."""
+    with (Path(os.environ["WATCHKEEPER_DATA_DIR"]).parent / "filler").open("wb", buffering=0) as filler:
+        for size in (1 << 16, 1):
+            with suppress(OSError):
+                while filler.write(bytes(size)):
+                    pass
+    MARK.touch()
+
+
 def after_publish() -> None:
     """The packet is in the stream, its row is still in the outbox."""
     original = LanePublisher.publish
@@ -133,6 +169,8 @@ POINTS: dict[str, Callable[[], None]] = {
     "in_commit": in_commit,
     "after_commit": after_commit,
     "after_publish": after_publish,
+    "full_before_rows": full_before_rows,
+    "full_before_commit": full_before_commit,
     "slow_summary": slow_summary,
     "signalled_early": signalled_early,
 }

@@ -42,9 +42,7 @@ class Run(Tape):
 
     def plan(self, trigger: str = "threshold") -> policy.Plan:
         tail = [item for item in self.items if item.position > self.course.covers_through]
-        return policy.plan(
-            tail, self.ledger, self.budget, self.course, self.settings, trigger=trigger, now=NOW
-        )
+        return policy.plan(tail, self.ledger, self.budget, self.course, self.settings, trigger=trigger)
 
     def fill(self, tokens: int, turn: int = 1_000, report: bool = True) -> None:
         """Turns of talk (nothing to clear) until about so many tokens are used."""
@@ -418,10 +416,10 @@ def test_gains_keeps_the_hard_floor() -> None:
     run.fill(66_000)
     plan = compact(run.plan())
     used = run.budget.used()
-    assert policy.gains(used, used - plan.range_tokens // 2, plan, SETTINGS)
-    assert not policy.gains(used, used, plan, SETTINGS)
-    assert not policy.gains(used, used + 5, plan, SETTINGS)
-    assert not policy.gains(used, used - plan.range_tokens // 20, plan, SETTINGS)
+    assert policy.gains(used, used - plan.range_tokens // 2, plan)
+    assert not policy.gains(used, used, plan)
+    assert not policy.gains(used, used + 5, plan)
+    assert not policy.gains(used, used - plan.range_tokens // 20, plan)
 
 
 def test_shadow_compactions_follow_each_other_without_any_take_up() -> None:
