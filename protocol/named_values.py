@@ -195,12 +195,14 @@ def is_value(name: bytes, rest: bytes, value: bytes, *, quoted: bool, sign: byte
         return True
     if _PATH.match(value) is not None or (not quoted and _EXPRESSION.match(value) is not None):
         return False
-    if _KEYWORD_FIRST.match(value) is not None or _CODE.match(value) is not None:
-        return False
     digit = DIGIT.search(value) is not None
+    # A name of something in code holds such a word; with a digit and in one piece, it reads as chosen.
+    chosen = digit and b"_" not in value
+    if (_KEYWORD_FIRST.match(value) is not None and not chosen) or _CODE.match(value) is not None:
+        return False
     letter = LETTER.search(value) is not None or any(byte > 127 for byte in value)
     if kind == "token":
-        enough = 6 if quoted else 10
+        enough = 6 if quoted else 8 if sign == b"=" else 10
         return len(value) >= enough and digit and letter
     if not letter:
         return len(value) >= 6 and not rest and (quoted or sign == b"=")
@@ -212,7 +214,7 @@ def is_value(name: bytes, rest: bytes, value: bytes, *, quoted: bool, sign: byte
     one_word = value.isalpha()
     if kind == "password":
         return one_word and len(value) >= 6 and (quoted or shell)
-    return one_word and len(value) >= 12 and (quoted or shell)
+    return one_word and len(value) >= 8 and (quoted or shell)
 
 
 def is_strong(value: bytes) -> bool:

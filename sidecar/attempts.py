@@ -82,6 +82,10 @@ class Attempt:
     tokens_in: int = 0
     tokens_out: int = 0
     """What the summariser said it cost so far, over all parts."""
+    summarised: int = 0
+    """Messages, calls and results of the range, which a summary takes the place of."""
+    dropped: int = 0
+    """Other messages of the range: what they said stands in the ledger."""
 
     @property
     def run(self) -> str:
@@ -173,7 +177,7 @@ def receipt(desk: Desk, attempt: Attempt, ending: Ending) -> Receipt:
             packet=0 if ending.built is None else ending.built.tokens,
             **cost,
         ),
-        omitted=_omitted(ending.built),
+        omitted=_omitted(attempt, ending),
         removed_statements=0 if ending.verdict is None else ending.verdict.removed,
         violations=tuple(ending.violations),
         attempt=attempt.number,
@@ -203,11 +207,15 @@ def receipt_rows(desk: Desk, told: Receipt) -> tuple[OutboxRow, ReceiptRow]:
     return message, stored
 
 
-def _omitted(built: Built | None) -> OmittedCounts:
+def _omitted(attempt: Attempt, ending: Ending) -> OmittedCounts:
+    """What the agent's next prompt holds no more: of the range as it was covered, and of the packet as it fits."""
     counts: Counter[str] = Counter()
-    if built is not None:
-        for item in built.packet.omitted:
+    if ending.built is not None:
+        for item in ending.built.packet.omitted:
             counts[item.cls] += item.count
+    covered = ending.checkpoint is not None
     return OmittedCounts(
-        drop=counts["drop"], reference=counts["reference"], summarise=counts["summarise"] + counts["settled"]
+        drop=counts["drop"] + (attempt.dropped if covered else 0),
+        reference=counts["reference"],
+        summarise=counts["summarise"] + counts["settled"] + (attempt.summarised if covered else 0),
     )

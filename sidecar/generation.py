@@ -82,6 +82,7 @@ class Generation:
         desk = self._desk
         protected = protected_names(runs, attempt.run)
         exchanges = await anyio.to_thread.run_sync(exchange_items, covered)
+        attempt.summarised, attempt.dropped = len(exchanges), len(covered) - len(exchanges)
         limit = round(min(desk.budget.packet_tokens * SUMMARY_SHARE, summarizer.window_tokens * WINDOW_SHARE))
         limit = max(LEAST_SUMMARY_TOKENS, limit)
         try:

@@ -34,6 +34,7 @@ from sidecar.retention import Retention
 from sidecar.runs import Runs
 from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
+from sidecar.transport.blobs import Blobs
 from sidecar.transport.errors import Fenced, StreamFull, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.micro import serve_asks
@@ -174,7 +175,7 @@ class LaneService:
         await begin_settings(desk, publisher)
         late = partial(desk.metrics.summary_late, desk.config.summarizer.kind)
         summarizers = build_summarizers(desk.config, self._link, desk.lane, late)
-        parts = assemble(desk, publisher, summarizers)
+        parts = assemble(desk, publisher, summarizers, Blobs(self._link, replicas=self._config.nats.replicas))
         if desk.taken_over:
             log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
         else:
@@ -256,9 +257,13 @@ class Parts:
 
 
 def assemble(
-    desk: Desk, publisher: LanePublisher, summarizers: tuple[Summarizer, Summarizer | None]
+    desk: Desk,
+    publisher: LanePublisher,
+    summarizers: tuple[Summarizer, Summarizer | None],
+    blobs: Blobs | None = None,
 ) -> Parts:
-    """The parts wired to each other; nothing of them runs yet. ``summarizers``: the one asked, its fallback."""
+    """The parts wired to each other; nothing of them runs yet. ``summarizers``: the one asked, its fallback.
+    ``blobs``: where states too large for a message go; without it they are refused as such."""
     packets = Packets(desk)
     compactor = Compactor(desk, packets, Generation(desk, *summarizers))
     deadlines = Deadlines(desk, publisher)
@@ -269,7 +274,7 @@ def assemble(
         compactor=compactor,
         deadlines=deadlines,
         responder=responder,
-        relay=Relay(desk, publisher),
+        relay=Relay(desk, publisher, blobs),
         observer=observer,
         intake=Intake(desk, observer),
     )

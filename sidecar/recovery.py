@@ -12,16 +12,19 @@ import anyio.to_thread
 import structlog
 
 from protocol import subjects
-from protocol.codec import decode_state, digest, encode
+from protocol.codec import digest, encode
 from protocol.errors import ProtocolError
 from protocol.events import ToolReturned
 from protocol.state import RunState, StateCheckpoint
+from sidecar.core.course import inherited
 from sidecar.core.state import ledger_value
 from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clear
 from sidecar.desk import Desk
+from sidecar.large_states import whole_state
 from sidecar.packets import Packets, StoredBody
 from sidecar.ranges import tail_items
 from sidecar.retention import adopt_tombstone
+from sidecar.transport.blobs import Blobs
 from sidecar.transport.inventory import subjects_held
 from sidecar.transport.jetstream import Link
 from sidecar.transport.publisher import LanePublisher
@@ -35,7 +38,7 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
 
     Call once everything up to now is folded. A state that cannot be read is left alone and told.
     """
-    adopted = 0
+    adopted, blobs = 0, Blobs(link)
     held = await subjects_held(
         link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
     )
@@ -47,12 +50,9 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
         if found is None:
             continue
         try:
-            state = decode_state(found[1])
+            state = await whole_state(blobs, found[1])
         except ProtocolError as error:
             log.error("state of a run cannot be read", run=run, error=str(error))
-            continue
-        if not isinstance(state, RunState):
-            log.warning("state of a run is kept as an object, left alone", run=run)
             continue
         if state.tombstones:
             await adopt_tombstone(desk, run, state)
@@ -69,7 +69,7 @@ async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bo
     cursor = desk.cursor
     if not cursor.stream_created:
         return False
-    stream = datetime.fromisoformat(cursor.stream_created)
+    stream, blobs = datetime.fromisoformat(cursor.stream_created), Blobs(link)
     ended = {row.run for row in await desk.store.runs(desk.tenant, desk.lane, finished=True)}
     held = await subjects_held(
         link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
@@ -80,11 +80,11 @@ async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bo
             continue
         found = await publisher.get_last(subject)
         try:
-            state = None if found is None else decode_state(found[1])
+            state = None if found is None else await whole_state(blobs, found[1])
         except ProtocolError:
             continue
         if (
-            isinstance(state, RunState)
+            state is not None
             and state.cursor.stream_created == stream
             and state.cursor.stream_seq > cursor.stream_seq
         ):
@@ -149,7 +149,8 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
         course.covers_through = covered
         course.compactions = max(course.compactions, checkpoint.version)
         # What the next compaction takes the place of beside the tail.
-        course.packet_tokens = packets.build_with(run, "takeover", checkpoint, view).text_tokens
+        packet_tokens = packets.build_with(run, "takeover", checkpoint, view).text_tokens
+        inherited(course, view.budget, packet_tokens=packet_tokens, tail_tokens=round(tail_tokens))
         await desk.commit(
             touched=[run], adopt=[Adoption(run=run, chain="live", checkpoint=_row(run, checkpoint))]
         )

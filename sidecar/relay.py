@@ -9,7 +9,10 @@ from __future__ import annotations
 import anyio
 import structlog
 
+from protocol.errors import ProtocolError
 from sidecar.desk import Desk
+from sidecar.large_states import MAX_STATE_BYTES, stored_apart, superseded
+from sidecar.transport.blobs import Blobs
 from sidecar.transport.errors import StreamFull, TooLarge, Unavailable
 from sidecar.transport.publisher import LanePublisher
 from storage.errors import StorageBusy, StorageFull
@@ -23,9 +26,10 @@ log = structlog.get_logger(__name__)
 class Relay:
     """Runs until cancelled; raises ``Fenced`` when another owner has the lane."""
 
-    def __init__(self, desk: Desk, publisher: LanePublisher) -> None:
+    def __init__(self, desk: Desk, publisher: LanePublisher, blobs: Blobs | None = None) -> None:
         self._desk = desk
         self._publisher = publisher
+        self._blobs = blobs
         self.pending = 0
         """Rows committed and not yet sent, as of the last look."""
         self._sent: list[int] = []
@@ -72,21 +76,31 @@ class Relay:
                 if stream == "rejected":
                     await self._publisher.publish_rejected(subject, payload, msg_id)
                 elif stream == "state":
-                    await self._publisher.publish("state", subject, payload, msg_id)
+                    await self._send_state(subject, payload, msg_id)
                 else:
                     await self._publisher.publish("out", subject, payload, msg_id)
                 return
-            except TooLarge as error:
+            except (TooLarge, ProtocolError) as error:
                 # Sizes are checked before commit; the broker's limit was lowered since. Never block the rest.
-                log.error(
-                    "message left out: larger than the broker's limit", subject=subject, error=str(error)
-                )
+                log.error("message left out: it cannot be sent", subject=subject, error=str(error))
                 return
             except StreamFull as error:
                 log.warning("stream full, output waits", stream=stream, error=str(error))
             except Unavailable as error:
                 log.warning("broker unavailable, output waits", stream=stream, error=str(error))
             await anyio.sleep(_PAUSE_SECONDS)
+
+    async def _send_state(self, subject: str, payload: bytes, msg_id: str) -> None:
+        """One state; what is too large for a message is kept apart first, and what it replaces goes last."""
+        former = None
+        if self._blobs is not None:
+            newest = await self._publisher.get_last(subject)
+            former = None if newest is None else newest[1]
+            if len(payload) > min(MAX_STATE_BYTES, self._desk.max_payload - 4096):
+                payload = await stored_apart(self._blobs, subject, payload, msg_id)
+        await self._publisher.publish("state", subject, payload, msg_id)
+        if self._blobs is not None:
+            await superseded(self._blobs, former, payload)
 
     async def drained(self, seconds: float) -> bool:
         """Whether the outbox became empty within ``seconds``."""

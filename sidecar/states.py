@@ -19,24 +19,23 @@ from sidecar.notices import derived_id
 from sidecar.runs import HotRun
 from storage.records import OutboxRow
 
+MOST_STATE_BYTES = 64 * 1024 * 1024
+"""A larger ledger is not written: only the stream of the run's own messages holds it."""
 FOLD_VERSION = 1
 """Of the fold's own form of a ledger: raised when an old state could not be read any more."""
-MAX_STATE_BYTES = 512 * 1024
-"""A larger state does not go into a message (wire protocol, section 5)."""
 
 log = structlog.get_logger(__name__)
 
 
 def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> OutboxRow | None:
-    """The run's state as an outbox row; ``None`` when it is over the size a message may have.
+    """The run's state as an outbox row; ``None`` when it is over ``MOST_STATE_BYTES``.
 
-    The stream of the run's own messages stays the truth, so a state left out costs a new owner time only.
+    What is too large for a message goes into the bucket when it is sent.
     """
     head = hot.ledger.head
     value = ledger_value(hot.ledger)
     ledger = encode(value)
-    most = min(MAX_STATE_BYTES, desk.max_payload - 4096)
-    if len(ledger) > most:
+    if len(ledger) > MOST_STATE_BYTES:
         # Told before its digest is taken, which costs more than everything else together.
         _say_too_large(head.run, len(ledger))
         return None
@@ -57,9 +56,6 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
         hash_chain=f"sha256:{hot.chain.hex()}",
     )
     payload = encode(state)
-    if len(payload) > most:
-        _say_too_large(head.run, len(payload))
-        return None
     return OutboxRow(
         stream="state",
         subject=subjects.state(desk.tenant, desk.lane, head.run),
@@ -78,7 +74,7 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
 
 
 def _say_too_large(run: str, size: int) -> None:
-    log.warning("state too large for a message, left out", run=run, bytes=size)
+    log.warning("state too large to be kept for another owner, left out", run=run, bytes=size)
 
 
 def tombstone_row(

@@ -191,6 +191,15 @@ def committed(
         course.packet_tokens = packet_tokens
 
 
+def inherited(course: Course, budget: Budget, *, packet_tokens: int, tail_tokens: int) -> None:
+    """The newest checkpoint is another owner's: unless the history shows that its packet was taken up, it
+    is still waited for. Call once the history up to now is observed."""
+    course.packet_tokens = packet_tokens
+    if budget.taken_up is None or budget.taken_up.position <= course.covers_through:
+        _await(course, "compaction")
+        expect(budget, packet_tokens=packet_tokens, tail_tokens=tail_tokens)
+
+
 def trimmed(course: Course, budget: Budget, plan: Trim, *, live: bool = True) -> None:
     """Results were cleared; live: the figure drops once the agent applies it."""
     course.trimmed_through = max(course.trimmed_through, plan.through)

@@ -1,0 +1,86 @@
+"""States too large for a message: the object bucket holds them compressed, the stream a reference to each.
+
+An object's name holds the message's id, so that no owner ever writes over another's. Decides nothing about what
+a state says or when one is written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Final
+
+import anyio.to_thread
+import structlog
+
+from protocol.codec import decode_state, digest_bytes, encode
+from protocol.errors import ProtocolError
+from protocol.state import Blob, RunState, RunStateReference
+from sidecar.transport.blobs import Blobs
+from sidecar.transport.errors import StreamFull, Unavailable
+
+MAX_STATE_BYTES: Final = 512 * 1024
+"""A larger state does not go into a message (wire protocol, section 5)."""
+_ENCODING: Final = "gzip"
+
+log = structlog.get_logger(__name__)
+
+
+async def stored_apart(blobs: Blobs, subject: str, payload: bytes, msg_id: str) -> bytes:
+    """Put a state into the bucket; returns the message that stands for it.
+
+    Raises Unavailable, StreamFull, and ProtocolError for what is no state.
+    """
+    state = decode_state(payload)
+    packed = await anyio.to_thread.run_sync(lambda: gzip.compress(payload, 6, mtime=0))
+    name = f"{subject}.{msg_id}"
+    await blobs.put(name, packed)
+    return encode(
+        RunStateReference(
+            epoch=state.epoch,
+            ledger_version=state.ledger_version,
+            ledger_digest=state.ledger_digest,
+            blob=Blob(name=name, digest=digest_bytes(packed), bytes=len(packed), encoding=_ENCODING),
+        )
+    )
+
+
+async def superseded(blobs: Blobs, former: bytes | None, now: bytes) -> None:
+    """Delete the object of a reference that another message took the place of. What stays costs space only."""
+    old, new = _object_of(former), _object_of(now)
+    if old is None or (new is not None and new.name == old.name):
+        return
+    try:
+        await blobs.delete(old.name)
+    except (Unavailable, StreamFull) as error:
+        log.warning("object of an old state stays", object=old.name, error=str(error))
+
+
+async def whole_state(blobs: Blobs, payload: bytes) -> RunState:
+    """The state a message of the state stream holds or refers to.
+
+    Raises ProtocolError for what cannot be read, whose object is gone or is not the one meant; Unavailable.
+    """
+    found = decode_state(payload)
+    if isinstance(found, RunState):
+        return found
+    packed = await blobs.get(found.blob.name)
+    if packed is None or digest_bytes(packed) != found.blob.digest or found.blob.encoding != _ENCODING:
+        raise ProtocolError("malformed", f"the object {found.blob.name} is gone or another")
+    try:
+        state = decode_state(await anyio.to_thread.run_sync(gzip.decompress, packed))
+    except (OSError, EOFError, zlib.error) as error:
+        raise ProtocolError("malformed", f"the object {found.blob.name} cannot be unpacked") from error
+    if not isinstance(state, RunState):
+        raise ProtocolError("malformed", f"the object {found.blob.name} holds no state")
+    return state
+
+
+def _object_of(payload: bytes | None) -> Blob | None:
+    if payload is None or len(payload) > MAX_STATE_BYTES:
+        return None
+    try:
+        state = decode_state(payload)
+    except ProtocolError:
+        return None
+    return state.blob if isinstance(state, RunStateReference) else None
