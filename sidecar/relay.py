@@ -19,12 +19,16 @@ from storage.errors import StorageBusy, StorageFull
 
 _BATCH = 128
 _PAUSE_SECONDS = 1.0
+_HEADROOM_BYTES = 4096
 
 log = structlog.get_logger(__name__)
 
 
 class Relay:
-    """Runs until cancelled; raises ``Fenced`` when another owner has the lane."""
+    """Runs until cancelled; raises ``Fenced`` when another owner has the lane.
+
+    Without ``blobs`` a state too large for a message is left out and told: a new owner then needs the stream.
+    """
 
     def __init__(self, desk: Desk, publisher: LanePublisher, blobs: Blobs | None = None) -> None:
         self._desk = desk
@@ -92,15 +96,17 @@ class Relay:
 
     async def _send_state(self, subject: str, payload: bytes, msg_id: str) -> None:
         """One state; what is too large for a message is kept apart first, and what it replaces goes last."""
-        former = None
-        if self._blobs is not None:
-            newest = await self._publisher.get_last(subject)
-            former = None if newest is None else newest[1]
-            if len(payload) > min(MAX_STATE_BYTES, self._desk.max_payload - 4096):
-                payload = await stored_apart(self._blobs, subject, payload, msg_id)
+        limit = min(MAX_STATE_BYTES, self._desk.max_payload - _HEADROOM_BYTES)
+        if self._blobs is None:
+            if len(payload) > limit:
+                raise TooLarge(limit, len(payload))
+            await self._publisher.publish("state", subject, payload, msg_id)
+            return
+        former = await self._publisher.get_last(subject)
+        if len(payload) > limit:
+            payload = await stored_apart(self._blobs, subject, payload, msg_id)
         await self._publisher.publish("state", subject, payload, msg_id)
-        if self._blobs is not None:
-            await superseded(self._blobs, former, payload)
+        await superseded(self._blobs, None if former is None else former[1], payload)
 
     async def drained(self, seconds: float) -> bool:
         """Whether the outbox became empty within ``seconds``."""
