@@ -198,7 +198,6 @@ class Compactor:
                     desk.voice.notice(job.run, "compaction_deferred", desk.now(), key, reason=reason)
                 )
             course.deferred = reason
-            course.deferred_at = job.position
             await desk.commit(touched=[job.run], outbox=outbox)
 
     async def _ineffective(self, job: Job, reason: str) -> None:
@@ -207,7 +206,7 @@ class Compactor:
         async with desk.changing():
             course = (await self._hot(job)).view.course_of(job.mode)
             outbox = [] if course.ineffective else [ineffective_notice(desk, job, reason)]
-            policy.mark_ineffective(course, job.budget, reason, position=job.position)
+            policy.mark_ineffective(course, job.budget, reason)
             await desk.commit(touched=[job.run], outbox=outbox)
 
     async def _trim(self, job: Job, plan: policy.Trim) -> None:

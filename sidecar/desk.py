@@ -47,6 +47,8 @@ T = TypeVar("T")
 _LARGE_LEDGER: Final = 200
 """Items in the hot view from which on building on a ledger takes longer than handing it to a thread."""
 
+_HEADERS_BYTES: Final = 4096
+
 
 def rfc3339(seconds: float) -> str:
     """Wall-clock seconds as the wire writes them: UTC, milliseconds, ``Z``."""
@@ -174,6 +176,11 @@ class Desk:
         if sum(len(items) for items in ledger.active.values()) < _LARGE_LEDGER:
             return work()
         return await anyio.to_thread.run_sync(work)
+
+    @property
+    def message_room(self) -> int:
+        """Bytes a message's body may have: the broker's limit less what headers and protocol take."""
+        return self.max_payload - _HEADERS_BYTES
 
     def now(self) -> datetime:
         """The wall clock, UTC, to the millisecond."""

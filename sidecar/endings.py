@@ -130,7 +130,6 @@ class Endings:
             packet_tokens=built.text_tokens,
             tail_tokens=max(0, view.tail_now()),
         )
-        view.last_attempt = attempt.attempt_id
         view.note_packet(built.packet)
         said = self._packets.choice_notice(hot, view, built)
         for code in verdict.violations:
@@ -249,7 +248,7 @@ class Endings:
         if no_gain and not course.ineffective:
             # The same range would not win more the next time: wait for something real to change.
             said.append(ineffective_notice(self._desk, attempt.job, "no_gain"))
-            policy.mark_ineffective(course, hot.view.budget, "no_gain", position=hot.ledger.head.position)
+            policy.mark_ineffective(course, hot.view.budget, "no_gain")
         await self._close(attempt, hot, "failed", reason, violations, verdict, said)
 
     async def _close(
@@ -267,7 +266,6 @@ class Endings:
         used = max(0, hot.view.budget.used())
         if outcome == "stale":
             policy.given_up(hot.view.course_of(attempt.job.mode))
-        hot.view.last_attempt = attempt.attempt_id
         ending = Ending(outcome, reason, used, used, violations=violations, verdict=verdict)
         message, stored = receipt_rows(desk, receipt(desk, attempt, ending))
         try:

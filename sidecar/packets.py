@@ -29,7 +29,6 @@ _PACE_SECONDS: Final = 1.0
 _PACE_SHARE: Final = 10
 """Of the time between two packets of a run, at most one part in so many is spent on building them."""
 _TICK_SECONDS: Final = 0.05
-_HEADROOM_BYTES: Final = 4096
 _REMEMBERED: Final = 2_000
 _NO_ID: Final = "pk-" + 24 * "0"
 """As wide as a real id, for measuring."""
@@ -163,7 +162,7 @@ class Packets:
                 user_tokens=desk.budget.user_tokens,
                 recent=view.recent,
                 missing_artifacts=view.missing_artifacts,
-                wire_bytes=desk.max_payload - _HEADROOM_BYTES,
+                wire_bytes=desk.message_room,
             )
         )
         return built._replace(packet=msgspec.structs.replace(built.packet, packet_id=packet_id(built.packet)))

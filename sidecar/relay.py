@@ -19,7 +19,6 @@ from storage.errors import StorageBusy, StorageFull
 
 _BATCH = 128
 _PAUSE_SECONDS = 1.0
-_HEADROOM_BYTES = 4096
 
 log = structlog.get_logger(__name__)
 
@@ -96,7 +95,7 @@ class Relay:
 
     async def _send_state(self, subject: str, payload: bytes, msg_id: str) -> None:
         """One state; what is too large for a message is kept apart first, and what it replaces goes last."""
-        limit = min(MAX_STATE_BYTES, self._desk.max_payload - _HEADROOM_BYTES)
+        limit = min(MAX_STATE_BYTES, self._desk.message_room)
         if self._blobs is None:
             if len(payload) > limit:
                 raise TooLarge(limit, len(payload))

@@ -13,6 +13,7 @@ import structlog
 
 from protocol.events import Settings
 from sidecar.core import state
+from sidecar.core.family import root as topmost
 from sidecar.view import View, ViewUnreadable, decode_view, encode_view
 from storage.records import GENESIS, ItemRow, RunRow, StoredRun
 from storage.store import Store
@@ -181,14 +182,7 @@ class Runs:
 
     def root(self, name: str) -> str:
         """The topmost ancestor that is known."""
-        seen = {name}
-        while True:
-            ledger = self.ledgers.get(name)
-            parent = ledger.head.parent if ledger is not None else None
-            if parent is None or parent in seen or parent not in self.ledgers:
-                return name
-            seen.add(parent)
-            name = parent
+        return topmost(self.ledgers, name).head.run
 
     def drop(self, names: Iterable[str]) -> None:
         """These runs are forgotten, on disk already."""

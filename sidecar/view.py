@@ -68,7 +68,6 @@ class View(msgspec.Struct, kw_only=True):
     tail_total: Estimate = NOTHING
     """The budget's running total then."""
     trims: int = 0
-    last_attempt: str = ""
     missing_artifacts: tuple[str, ...] = ()
     """Ids of artifacts that covered history names and nobody saved."""
     stream_seq: int = 0

@@ -57,8 +57,6 @@ class Course(Struct, kw_only=True):
     trimmed_through: int = 0
     packet_tokens: int = 0
     """Of the newest committed packet."""
-    total_at_commit: int = 0
-    """The budget's running total (factors 1) at the newest commit."""
     shadow_saved: int = 0
     """Tokens that shadow compactions would have saved since the history was last really replaced."""
 
@@ -80,7 +78,6 @@ class Course(Struct, kw_only=True):
     ineffective_level: Level = "ok"
 
     deferred: str = ""
-    deferred_at: int = 0
     wanted_at: float | None = None
     planned: str = ""
     planned_at: int = 0
@@ -176,7 +173,6 @@ def committed(
     course.checkpoint_id = checkpoint_id
     course.covers_through = plan.through
     course.trimmed_through = max(course.trimmed_through, plan.trimming.through)
-    course.total_at_commit = budget.total.tokens
     course.compactions += 1
     course.failures = 0
     course.retry_at = course.breaker_until = course.wanted_at = None
@@ -262,7 +258,7 @@ def falls_back(course: Course, settings: BudgetSettings, *, now: float) -> bool:
     )
 
 
-def mark_ineffective(course: Course, budget: Budget, reason: str, *, position: int) -> None:
+def mark_ineffective(course: Course, budget: Budget, reason: str) -> None:
     """Compaction cannot help: stop until window, figure or material really change."""
     course.ineffective = reason
     course.ineffective_window = budget.window
@@ -270,7 +266,6 @@ def mark_ineffective(course: Course, budget: Budget, reason: str, *, position: i
     course.ineffective_total = budget.total.tokens
     course.ineffective_level = budget.level
     course.deferred = ""
-    course.deferred_at = position
 
 
 def really_changed(course: Course, budget: Budget, settings: BudgetSettings) -> bool:

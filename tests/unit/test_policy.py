@@ -313,7 +313,7 @@ def test_a_fixed_cost_above_the_trigger_is_ineffective_not_a_loop() -> None:
             plan = run.plan("overflow")
             plans.append(plan)
             if isinstance(plan, Ineffective):
-                policy.mark_ineffective(run.course, run.budget, plan.reason, position=run.count)
+                policy.mark_ineffective(run.course, run.budget, plan.reason)
     assert [type(plan) for plan in plans] == [Ineffective]
     assert run.course.ineffective == "fixed_cost"
     # A window that really changes makes it worth looking again.
@@ -327,7 +327,7 @@ def test_a_real_drop_clears_ineffective() -> None:
     run.user()
     run.usage(29_000)
     assert isinstance(run.decide(), Prepare)
-    policy.mark_ineffective(run.course, run.budget, "fixed_cost", position=run.count)
+    policy.mark_ineffective(run.course, run.budget, "fixed_cost")
     assert run.decide() == Nothing()
     run.said()
     run.usage(9_000)
@@ -338,7 +338,7 @@ def test_new_material_makes_it_worth_looking_again() -> None:
     run = Run(window=32_000)
     run.user()
     run.usage(29_000)
-    policy.mark_ineffective(run.course, run.budget, "fixed_cost", position=run.count)
+    policy.mark_ineffective(run.course, run.budget, "fixed_cost")
     run.user(words(1_000))
     assert run.decide() == Nothing()
     run.user(words(2_500))
