@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from enum import StrEnum
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +25,6 @@ from sidecar.config import Config, ConfigError, load_config
 
 app = typer.Typer(
     name="watchkeeper",
-    help="Keeps an AI agent's commitments, approvals and side effects across context compaction.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,6 +44,14 @@ Tenant = Annotated[
     str | None, typer.Option("--tenant", help="Only this tenant; default: every one there is.")
 ]
 Lane = Annotated[str | None, typer.Option("--lane", help="Only this lane; default: every one there is.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"watchkeeper {metadata.version('watchkeeper-sidecar')}")
+        raise typer.Exit
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -78,6 +84,16 @@ def _load(file: Path | None, overrides: dict[str, object] | None = None) -> Conf
         raise Refusal(ExitCode.USAGE, str(error)) from error
 
 
+@app.callback()
+def watchkeeper(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Keeps an AI agent's commitments, approvals and side effects across context compaction."""
+
+
 @app.command()
 def run(
     config: ConfigFile = None,
@@ -87,8 +103,6 @@ def run(
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="How much to log.")] = None,
 ) -> None:
     """Run the daemon until SIGTERM or SIGINT, then drain."""
-    # Until the daemon listens for signals itself there is nothing to drain, and leaving is no failure.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(int(ExitCode.CLEAN)))
     from sidecar.app import serve
 
     loaded = _load(config, {} if log_level is None else {"logs.level": log_level.value})

@@ -122,9 +122,10 @@ async def test_at_the_first_sign_of_life_it_ends_with_zero(tmp_path: Path) -> No
             assert await daemon.stopped(GRACE) == 0, f"after {sign}\n{daemon.log}"
 
 
-async def test_before_it_listens_for_signals_it_ends_with_zero(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["signalled_while_loading", "signalled_early"])
+async def test_before_it_listens_for_signals_it_ends_with_zero(moment: str, tmp_path: Path) -> None:
     with NatsServer() as server, DaemonProcess(server.url, tmp_path / "daemon") as daemon:
-        daemon.start_doomed("signalled_early")
+        daemon.start_doomed(moment)
         await daemon.reached()
         assert await daemon.ended(GRACE) == 0, daemon.log
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import anyio
@@ -242,6 +243,12 @@ def test_the_demo_ends_with_its_packet_and_a_count(tmp_path: Path) -> None:
         assert re.search(rf"^{heading} ", text, re.MULTILINE), heading
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_tells_its_version() -> None:
+    said = command("--version")
+    assert said.returncode == 0
+    assert said.stdout == f"watchkeeper {metadata.version('watchkeeper-sidecar')}\n"
 
 
 # --- running ------------------------------------------------------------------------------------------------

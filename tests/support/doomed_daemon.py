@@ -10,11 +10,13 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
 import anyio
 
+from sidecar import __main__ as entry
 from sidecar import cli
 from sidecar.summarizers.digest import DigestSummarizer
 from sidecar.transport.publisher import LanePublisher
@@ -158,6 +160,19 @@ def signalled_early() -> None:
     cli.load_config = load_config
 
 
+def signalled_while_loading() -> None:
+    """SIGTERM arrives when the process has begun and its command line is not loaded yet."""
+    del sys.modules["sidecar.cli"]
+
+    class Signalling(MetaPathFinder):
+        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+            if fullname == "sidecar.cli":
+                MARK.touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    sys.meta_path.insert(0, Signalling())
+
+
 def is_of_compaction(payload: bytes) -> bool:
     """Whether this is the packet that a checkpoint's commit sends."""
     return b'"type":"resume.packet"' in payload and b'"reason":"compacted"' in payload
@@ -173,8 +188,10 @@ POINTS: dict[str, Callable[[], None]] = {
     "full_before_commit": full_before_commit,
     "slow_summary": slow_summary,
     "signalled_early": signalled_early,
+    "signalled_while_loading": signalled_while_loading,
 }
 
 if __name__ == "__main__":
     POINTS[sys.argv[1]]()
-    cli.main(["run"])
+    sys.argv = ["watchkeeper", "run"]
+    entry.main()

@@ -1,0 +1,98 @@
+"""A daemon's parts on one thread and a clock that jumps: what threads and time would do, done at once.
+
+The database is the real one and every statement is executed; only the thread it would run on is the event
+loop's. In its place each hop gives way a few times, by a seed: other tasks run in between as they would beside
+a thread, and the same seed gives the same course. When nothing is left to do, the clock is put forward to the
+next timer, so that nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiosqlite
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+_MOST_TURNS = 3
+
+
+class _Jump(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+    """Never waits; what it would have waited for is added to the clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if ready:
+            return ready
+        if timeout is None:
+            raise RuntimeError("every task waits for another and no timer runs")
+        self.now += timeout
+        return ready
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time is what its timers say."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now
+
+
+class _Inline:
+    """In the place of the driver's connection: work is done where it is asked for."""
+
+    def __init__(self, raw: sqlite3.Connection, turns: random.Random) -> None:
+        self._conn = raw
+        self._turns = turns
+
+    async def _execute(self, work: Callable[[], Any]) -> Any:
+        await _give_way(self._turns)
+        result = work()
+        await _give_way(self._turns)
+        return result
+
+    async def close(self) -> None:
+        self._conn.close()
+
+
+async def _give_way(turns: random.Random) -> None:
+    for _ in range(turns.randrange(_MOST_TURNS)):
+        await asyncio.sleep(0)
+
+
+@contextmanager
+def one_thread(seed: int) -> Iterator[None]:
+    turns = random.Random(seed)
+
+    async def connect(uri: str, **options: Any) -> Any:
+        return _Inline(sqlite3.connect(uri, **options), turns)
+
+    async def inline(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        await _give_way(turns)
+        return work(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aiosqlite, "connect", connect)
+        patch.setattr(anyio.to_thread, "run_sync", inline)
+        yield
+
+
+def run(work: Callable[..., Awaitable[Any]], *args: Any, seed: int = 0) -> Any:
+    """``anyio.run`` on one thread."""
+    with one_thread(seed):
+        return anyio.run(work, *args, backend_options={"loop_factory": JumpingLoop})
