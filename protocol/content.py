@@ -60,6 +60,21 @@ class DataPart(Part, frozen=True, kw_only=True, tag="data"):
 ContentPart = TextPart | ReasoningPart | ImagePart | DataPart
 Content = str | tuple[ContentPart, ...]
 
+MAX_BLOB_BYTES: Final = 32 * 1024 * 1024
+"""Of a text that is kept beside its message."""
+
+
+class ContentBlob(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The whole of a content too large for a message, as one text: UTF-8 in an object of ``WK_CONTENT``.
+
+    The object's name follows from the run and ``sha256`` (``subjects.content_object``), so that a message can
+    name no other run's. ``bytes`` is its size.
+    """
+
+    sha256: Digest
+    bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
+    media_type: str | None = None
+
 
 class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A model and its window, both limits in tokens."""

@@ -22,6 +22,7 @@ from protocol.content import (
     CompletedStep,
     Constraint,
     Content,
+    ContentBlob,
     ContentPart,
     Count,
     DataPart,
@@ -64,6 +65,7 @@ __all__ = [
     "ConstraintLifted",
     "ConstraintSet",
     "Content",
+    "ContentBlob",
     "ContentPart",
     "ContextReplaced",
     "DataPart",
@@ -275,13 +277,17 @@ class ModelChanged(Event, frozen=True, kw_only=True, tag="model.changed"):
 
 
 class Message(Event, frozen=True, kw_only=True, tag="message"):
-    """One message of the conversation. ``supersedes`` is the event id of the message it corrects."""
+    """One message of the conversation. ``supersedes`` is the event id of the message it corrects.
+
+    With ``blob`` the whole content lies apart and ``content`` is its beginning.
+    """
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     message_id: Id | None = None
     in_reply_to: Id | None = None
     supersedes: Id | None = None
+    blob: ContentBlob | None = None
 
 
 class ToolCalled(Event, frozen=True, kw_only=True, tag="tool.called"):
@@ -296,7 +302,10 @@ class ToolCalled(Event, frozen=True, kw_only=True, tag="tool.called"):
 
 
 class ToolReturned(Event, frozen=True, kw_only=True, tag="tool.returned"):
-    """A call's result; ``pending`` is interim, any other status final."""
+    """A call's result; ``pending`` is interim, any other status final.
+
+    With ``blob`` the whole content lies apart and ``content`` is its beginning.
+    """
 
     call_id: Id
     status: CallStatus
@@ -304,6 +313,7 @@ class ToolReturned(Event, frozen=True, kw_only=True, tag="tool.returned"):
     conclusion: str | None = None
     artifact_id: Id | None = None
     truncated: bool = False
+    blob: ContentBlob | None = None
 
 
 class UsageReported(Event, frozen=True, kw_only=True, tag="usage.reported"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, get_args
 
-from protocol.identifiers import is_token
+from protocol.identifiers import is_digest, is_token
 
 PREFIX: Final = "wk.v1"
 
@@ -13,6 +13,7 @@ STREAM_OUT: Final = "WK_OUT"
 STREAM_REJECTED: Final = "WK_REJECTED"
 STREAM_STATE: Final = "WK_STATE"
 BUCKET_BLOBS: Final = "WK_BLOBS"
+BUCKET_CONTENT: Final = "WK_CONTENT"
 
 LANE_TOKEN: Final = "_lane"
 """Stands in the run's place for what belongs to the lane itself."""
@@ -163,6 +164,21 @@ def ask_filter(tenant: str, lane: str) -> str:
 def summarize_filter(tenant: str, lane: str) -> str:
     """Every summarise request of one lane."""
     return f"{PREFIX}.summarize.{_token('tenant', tenant)}.{_token('lane', lane)}.*"
+
+
+def content_prefix(tenant: str, lane: str, run: str) -> str:
+    """How the names of a run's objects in the bucket ``WK_CONTENT`` begin. Raises ValueError for a bad token."""
+    return f"{_token('tenant', tenant)}/{_token('lane', lane)}/{_token('run', run)}/"
+
+
+def content_object(tenant: str, lane: str, run: str, digest: str) -> str:
+    """Name of the object that holds the text with this digest (``sha256:<hex>``) of a run.
+
+    Raises ValueError for a bad token or digest.
+    """
+    if not is_digest(digest):
+        raise ValueError(f"not a digest: {digest[:160]!r}")
+    return content_prefix(tenant, lane, run) + digest.removeprefix("sha256:")
 
 
 def _split(subject: str, area: str, count: int) -> list[str]:

@@ -30,6 +30,9 @@ from sidecar.lane import LaneService
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
 from sidecar.summarizers.choice import check_summarizers
+from sidecar.telemetry import tracer_for
+from sidecar.tracing import CARRIER, Tracer
+from sidecar.transport.contents import ensure_contents
 from sidecar.transport.errors import Unavailable
 from sidecar.transport.jetstream import Link, LinkSettings
 from sidecar.transport.topology import ensure_streams
@@ -39,6 +42,7 @@ from storage.store import Store
 
 _RETRY_SECONDS = 1.0
 _PATIENCE_SECONDS = 5.0
+_PAGES_PER_MIB = 256
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = structlog.get_logger(__name__)
@@ -55,8 +59,9 @@ def version() -> str:
 class Daemon:
     """One running daemon. ``stop`` drains it; use ``running`` to have one for the length of a block."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tracer: Tracer = CARRIER) -> None:
         self.config = config
+        self.tracer = tracer
         self.metrics = Metrics(version=version(), lanes=config.lane_names)
         self.health = Health()
         self.stop = anyio.Event()
@@ -88,7 +93,14 @@ class Daemon:
             background = await stack.enter_async_context(anyio.create_task_group())
             await background.start(store.run_writer)
             link = Link(
-                LinkSettings(url=config.nats.url, creds=config.nats.creds, name="watchkeeper"),
+                LinkSettings(
+                    url=config.nats.url,
+                    creds=config.nats.creds,
+                    ca=config.nats.ca,
+                    cert=config.nats.cert,
+                    key=config.nats.key,
+                    name="watchkeeper",
+                ),
                 self._connected,
             )
             await self._start(background, link)
@@ -104,6 +116,7 @@ class Daemon:
                             health=self.health,
                             lane=lane,
                             owner=owner,
+                            tracer=self.tracer,
                         )
                         self.lanes.append(service)
                         lanes.start_soon(service.run, self.stop)
@@ -115,10 +128,13 @@ class Daemon:
     async def _store(self, stack: AsyncExitStack) -> Store | None:
         """The open store; ``None`` if told to stop before the disk let us. A damaged file is moved aside:
         the streams fill a new one."""
-        folder = self.config.data_dir
+        folder, max_mib = self.config.data_dir, self.config.storage.max_mib
+        max_pages = None if max_mib is None else max_mib * _PAGES_PER_MIB
         while not self.stop.is_set():
             try:
-                store = await Store.open(folder, on_beat=lambda: self.health.beat("writer"))
+                store = await Store.open(
+                    folder, max_pages=max_pages, on_beat=lambda: self.health.beat("writer")
+                )
                 self.health.set("storage", True)
                 return await stack.enter_async_context(store)
             except StorageCorrupt as error:
@@ -137,7 +153,12 @@ class Daemon:
         """Whether the streams are there; waits for a broker that is not ready, unless told to stop."""
         while not self.stop.is_set():
             try:
-                await ensure_streams(link, replicas=self.config.nats.replicas, patience=_PATIENCE_SECONDS)
+                replicas = self.config.nats.replicas
+                await ensure_streams(link, replicas=replicas, patience=_PATIENCE_SECONDS)
+                if self.config.intake.content_mib:
+                    await ensure_contents(
+                        link, max_bytes=self.config.intake.content_mib << 20, replicas=replicas
+                    )
                 return True
             except Unavailable as error:
                 log.warning("streams not there yet", error=str(error))
@@ -177,9 +198,9 @@ class Daemon:
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Daemon]:
+async def running(config: Config, tracer: Tracer = CARRIER) -> AsyncIterator[Daemon]:
     """A daemon in this event loop; drains when the block ends."""
-    daemon = Daemon(config)
+    daemon = Daemon(config, tracer)
     async with anyio.create_task_group() as tasks:
         await tasks.start(daemon.run)
         try:
@@ -214,7 +235,9 @@ async def serve(config: Config, with_embedded_nats: bool = False) -> int:
                 url = await stack.enter_async_context(embedded_nats(Path(config.data_dir) / "nats"))
                 config = replaced_url(config, url)
                 log.info("embedded nats-server", url=url)
-            daemon = Daemon(config)
+            tracer = tracer_for(os.environ, version())
+            stack.callback(tracer.close)
+            daemon = Daemon(config, tracer)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_signals, daemon, tasks.cancel_scope)
                 await daemon.run()

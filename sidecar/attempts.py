@@ -24,6 +24,7 @@ from protocol.handoff import (
     ReceiptTokens,
 )
 from protocol.summary import Range
+from sidecar import tracing
 from sidecar.core import policy
 from sidecar.core.budget import Budget
 from sidecar.core.packet import Built
@@ -50,8 +51,11 @@ class Job:
     ancestors: dict[str, Ledger] = field(default_factory=dict)
     """Of the same moment: their constraints and policy hold for the run."""
     reason: str = ""
+    traceparent: str | None = None
+    """Of the question that asked for it, else of the run's newest message that had one."""
     settled: anyio.Event = field(default_factory=anyio.Event)
     """Set once it is known whether an attempt starts."""
+    span: tracing.Span = field(default_factory=tracing.Span)
     attempt_id: str = ""
     attempt: Attempt | None = None
     """The same, once it is open."""
@@ -205,6 +209,25 @@ def receipt_rows(desk: Desk, told: Receipt) -> tuple[OutboxRow, ReceiptRow]:
         created_at=desk.now_text(),
     )
     return message, stored
+
+
+def traced(attempt: Attempt, told: Receipt) -> None:
+    """Say on the attempt's span how it ended, once that is committed."""
+    span = attempt.job.span
+    span.set(
+        {
+            "watchkeeper.attempt_id": told.attempt_id,
+            "watchkeeper.outcome": told.outcome,
+            "watchkeeper.summarizer": told.summarizer,
+            "watchkeeper.tokens_before": told.tokens.before,
+            "watchkeeper.tokens_after": told.tokens.after,
+        }
+    )
+    if told.outcome == "applied":
+        # Of the convention: set only when it is true.
+        span.set({"gen_ai.conversation.compacted": True})
+    elif told.outcome == "failed":
+        span.failed(told.reason or "failed")
 
 
 def _omitted(attempt: Attempt, ending: Ending) -> OmittedCounts:

@@ -69,6 +69,12 @@ class Format(StrEnum):
     events = "events"
 
 
+class Question(StrEnum):
+    alive = "alive"
+    ready = "ready"
+    started = "started"
+
+
 class Refusal(Exception):
     """One clear line for a person, and the exit code that goes with it."""
 
@@ -197,6 +203,29 @@ def check_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
         return
     for item in loaded.describe():
         typer.echo(str(item))
+
+
+@app.command()
+def health(
+    question: Annotated[Question, typer.Argument(metavar="alive|ready|started")] = Question.alive,
+    config: ConfigFile = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the answer.")
+    ] = 5.0,
+) -> None:
+    """Ask the daemon of this configuration whether it is alive, ready or started.
+
+    Exit code 0 for yes and 1 for no or no answer, so that a probe can run it.
+    """
+    from sidecar import probe
+
+    try:
+        answer = probe.ask(_load(config).admin.listen, question.value, timeout)
+    except ValueError as error:
+        raise Refusal(ExitCode.USAGE, str(error)) from error
+    typer.echo(answer.text)
+    if not answer.fine:
+        raise typer.Exit(int(ExitCode.FAILURE))
 
 
 @app.command()

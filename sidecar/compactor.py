@@ -7,7 +7,8 @@ checkpoint and the tail stay as they were.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 import anyio.to_thread
@@ -15,6 +16,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from protocol.codec import digest
+from sidecar import tracing
 from sidecar.attempts import Attempt, Job
 from sidecar.core import family, policy
 from sidecar.core.course import DeferReason
@@ -95,6 +97,7 @@ class Compactor:
             budget=copy.copy(hot.view.budget),
             course=copy.copy(hot.view.course_of(mode)),
             reason=reason,
+            traceparent=tracing.current() or hot.traceparent,
         )
         self.running[run] = job
         hot.busy += 1
@@ -105,10 +108,11 @@ class Compactor:
         """One of the daemon's two supervisors: an error that nobody foresaw ends this attempt, as a failed one,
         and never what the lane is there for."""
         try:
-            async with self._limit:
-                # One whose end storage refused to take would keep every later one from beginning.
-                await self._endings.close_open("storage", job.run)
-                await self._plan(job)
+            with tracing.carrying(job.traceparent), self._traced(job):
+                async with self._limit:
+                    # One whose end storage refused to take would keep every later one from beginning.
+                    await self._endings.close_open("storage", job.run)
+                    await self._plan(job)
         except StorageError as error:
             log.warning("compaction given up: storage refuses", run=job.run, error=str(error))
             await self._refused(job)
@@ -122,6 +126,22 @@ class Compactor:
             hot = self._desk.runs.hot.get(job.run)
             if hot is not None:
                 hot.busy = max(0, hot.busy - 1)
+
+    @contextmanager
+    def _traced(self, job: Job) -> Iterator[None]:
+        """The attempt as one span, and its ids in every line that is logged meanwhile."""
+        desk = self._desk
+        attributes: dict[str, tracing.Attribute] = {
+            "gen_ai.conversation.id": job.run,
+            "watchkeeper.lane": desk.lane,
+            "watchkeeper.trigger": job.trigger,
+            "watchkeeper.mode": job.mode,
+        }
+        with (
+            structlog.contextvars.bound_contextvars(lane=desk.lane, run=job.run, action="compact"),
+            desk.tracer.span("watchkeeper.compaction", attributes=attributes) as job.span,
+        ):
+            yield
 
     async def _refused(self, job: Job) -> None:
         """Record that storage ended the attempt, if storage takes that; else the run's next one does."""

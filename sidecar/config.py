@@ -212,6 +212,8 @@ def _combinations(values: dict[str, Any], given: dict[str, Given], problems: lis
     if "budget.user_tokens" in given and now("budget.user_tokens") > now("budget.packet_tokens"):
         at_most = f"at most budget.packet_tokens (now {now('budget.packet_tokens')})"
         refuse("budget.user_tokens", at_most, "budget.packet_tokens")
+    if now("nats.key") is not None and now("nats.cert") is None:
+        refuse("nats.key", "unset while nats.cert is", "nats.cert")
     lanes = now("lanes")
     if isinstance(lanes, tuple) and len(lanes) > now("lease.max_lanes"):
         refuse("lanes", f"at most lease.max_lanes (now {now('lease.max_lanes')}) lanes", "lease.max_lanes")

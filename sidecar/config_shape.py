@@ -44,10 +44,17 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nats(Table, frozen=True, kw_only=True):
-    """Where the broker is and how we prove who we are. `url` may list several servers, comma-separated."""
+    """Where the broker is and how we prove who we are. `url` may list several servers, comma-separated.
+
+    `ca` holds the authorities to trust instead of the system's, `cert` and `key` our own certificate for a broker
+    that asks for one. The files are read anew at each connection.
+    """
 
     url: str = "nats://127.0.0.1:4222"
     creds: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
 
     @property
@@ -118,11 +125,16 @@ class Calls(Table, frozen=True, kw_only=True):
 
 
 class Intake(Table, frozen=True, kw_only=True):
-    """How events are read: patience with a missing number, largest event in bytes, events per transaction."""
+    """How events are read: patience with a missing number, largest event in bytes, events per transaction.
+
+    `content_mib` is what the bucket `WK_CONTENT`, made at start for texts too large for an event, may hold at most;
+    0 makes none.
+    """
 
     gap_after_seconds: Seconds = 30.0
     max_event_bytes: Annotated[int, Meta(ge=1_024, le=67_108_864)] = 1_048_576
     batch: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    content_mib: Annotated[int, Meta(ge=0, le=16_777_216)] = 1_024
 
 
 class Lease(Table, frozen=True, kw_only=True):
@@ -137,6 +149,16 @@ class Logs(Table, frozen=True, kw_only=True):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"
+
+
+class Storage(Table, frozen=True, kw_only=True):
+    """How large the database file may grow, in MiB; unset means as large as the disk lets it.
+
+    At the limit the daemon stops reading and is not ready, as on a full disk. Logs of the database and a damaged
+    file that was moved aside come on top.
+    """
+
+    max_mib: Annotated[int, Meta(ge=16, le=16_777_216)] | None = None
 
 
 class Drain(Table, frozen=True, kw_only=True):
@@ -236,6 +258,7 @@ class Config(Table, frozen=True, kw_only=True):
     intake: Intake = Intake()
     lease: Lease = Lease()
     logs: Logs = Logs()
+    storage: Storage = Storage()
     drain: Drain = Drain()
     redaction: Redaction = Redaction()
     retention: Retention = Retention()

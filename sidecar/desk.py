@@ -15,11 +15,14 @@ from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 from msgspec import UNSET
 
+from protocol import subjects
 from protocol.content import RedactionPattern, RedactionRules
 from protocol.events import Settings
 from protocol.redaction import DEFAULT, Redactor, redactor_for
+from sidecar import tracing
 from sidecar.config import Config
 from sidecar.config_shape import Redaction
 from sidecar.core.budget import BudgetSettings
@@ -132,11 +135,14 @@ class Desk:
     caught_up: bool = False
     max_payload: int = 1 << 20
     lease_valid: Callable[[], bool] = lambda: False
+    tracer: tracing.Tracer = tracing.CARRIER
     config: Config = field(init=False)
     """Change it by ``reconfigure`` only."""
     budget: BudgetSettings = field(init=False)
     _moved: anyio.Event = field(default_factory=anyio.Event)
     _outgoing: anyio.Event = field(default_factory=anyio.Event)
+    _leaving: dict[str, tuple[float, str | None]] = field(default_factory=dict)
+    """Id of a packet on its way → when it was committed, and its trace."""
 
     def __post_init__(self, configured: Config) -> None:
         self.reconfigure(configured)
@@ -219,7 +225,7 @@ class Desk:
                 journal=tuple(journal),
                 runs=tuple(runs),
                 items=tuple(items),
-                outbox=tuple(outbox),
+                outbox=tuple(self._traced(row) for row in outbox),
                 cursor=cursor,
                 open_attempt=open_attempt,
                 close_attempt=close_attempt,
@@ -239,12 +245,24 @@ class Desk:
             if isinstance(error, StorageError) and error.answer != "reject":
                 self.metrics.storage_failed(type(error).__name__)
             raise
+        self.runs.committed(touched)
         if cursor is not None:
             self.cursor = cursor
         if outbox:
             self._outgoing.set()
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
+
+    def _traced(self, row: OutboxRow) -> OutboxRow:
+        """The row with the trace context of the work it comes from, else of the run's newest message that had
+        one."""
+        if row.stream != "out":
+            return row
+        found = tracing.current()
+        if found is None:
+            hot = self.runs.hot.get(subjects.parse_outbound(row.subject).run)
+            found = None if hot is None else hot.traceparent
+        return row if found is None else msgspec.structs.replace(row, traceparent=found)
 
     async def reached(self, stream_seq: int, seconds: float) -> bool:
         """Whether the cursor reaches ``stream_seq`` within ``seconds``."""
@@ -260,3 +278,13 @@ class Desk:
 
     def wake_relay(self) -> None:
         self._outgoing.set()
+
+    def leaving(self, msg_id: str) -> None:
+        """The packet of a compaction was committed just now: its way to the broker is the last phase."""
+        self._leaving[msg_id] = (self.mono(), tracing.current())
+
+    def left(self, msg_id: str) -> None:
+        """The broker has this message."""
+        began = self._leaving.pop(msg_id, None)
+        if began is not None:
+            self.metrics.phase_took("publish", self.mono() - began[0], began[1])

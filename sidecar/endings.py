@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from protocol.codec import digest, encode
-from sidecar.attempts import Attempt, AttemptBody, Ending, Job, receipt, receipt_rows
+from sidecar.attempts import Attempt, AttemptBody, Ending, Job, receipt, receipt_rows, traced
 from sidecar.core import policy
 from sidecar.core.course import used_tokens
 from sidecar.core.validation import Verdict
@@ -146,7 +146,8 @@ class Endings:
             built=built,
             checkpoint=row,
         )
-        message, stored = receipt_rows(desk, receipt(desk, attempt, ending))
+        told = receipt(desk, attempt, ending)
+        message, stored = receipt_rows(desk, told)
         packet = self._packets.row(built.packet)
         outbox = [*([state] if state is not None else []), packet, message, *said]
         try:
@@ -161,10 +162,12 @@ class Endings:
         except Stale:
             await self._close(attempt, await self._hot(job.run), "stale", "another checkpoint is newest")
             return
+        desk.leaving(packet.msg_id)
         self._packets.forget(job.run)
         self._covered(job.run, plan.through)
         for code in verdict.violations:
             desk.metrics.violation(code)
+        traced(attempt, told)
         desk.metrics.compacted("applied", job.trigger, used, figures.used_after)
         self._packets.count(built)
         log.info("compacted", run=job.run, through=plan.through, before=used, after=figures.used_after)
@@ -199,7 +202,8 @@ class Endings:
             built=built,
             checkpoint=row,
         )
-        message, stored = receipt_rows(desk, receipt(desk, attempt, ending))
+        told = receipt(desk, attempt, ending)
+        message, stored = receipt_rows(desk, told)
         try:
             await desk.commit(
                 touched=[job.run],
@@ -212,6 +216,7 @@ class Endings:
             await self._close(attempt, await self._hot(job.run), "stale", "another checkpoint is newest")
             return
         self._covered(job.run, plan.through)
+        traced(attempt, told)
         desk.metrics.compacted("shadow", job.trigger, used, after)
 
     # --- other ends ------------------------------------------------------------------------------------
@@ -267,7 +272,8 @@ class Endings:
         if outcome == "stale":
             policy.given_up(hot.view.course_of(attempt.job.mode))
         ending = Ending(outcome, reason, used, used, violations=violations, verdict=verdict)
-        message, stored = receipt_rows(desk, receipt(desk, attempt, ending))
+        told = receipt(desk, attempt, ending)
+        message, stored = receipt_rows(desk, told)
         try:
             await desk.commit(
                 touched=[attempt.run],
@@ -278,6 +284,7 @@ class Endings:
         except Stale:
             # Closed already, as interrupted, by a start in between.
             return
+        traced(attempt, told)
         desk.metrics.compacted(outcome, attempt.job.trigger)
 
     async def close_open(self, reason: str, run: str | None = None) -> None:

@@ -7,6 +7,7 @@ when; what may become a checkpoint is decided by ``core.validation``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import anyio
@@ -16,6 +17,7 @@ import msgspec
 from protocol.codec import digest_bytes, encode
 from protocol.identifiers import parse_ref
 from protocol.summary import Exchange, Range, SummarizeReply, SummarizeRequest, Summary
+from sidecar import tracing
 from sidecar.attempts import Attempt, Job
 from sidecar.core.claims import statement_tokens
 from sidecar.core.exchanges import TailItem
@@ -143,10 +145,16 @@ class Generation:
     ) -> SummarizeReply:
         """One request under the time limit; what it cost is counted before anything else is said of it."""
         reply: SummarizeReply | None = None
-        with anyio.move_on_after(self._desk.config.summarizer.timeout_seconds):
-            reply = await summarizer.summarize(request)
-        if reply is None:
-            raise SummarizerFailure("timeout", "no summary within the time limit")
+        with self._asking(summarizer, attempt) as span:
+            try:
+                with anyio.move_on_after(self._desk.config.summarizer.timeout_seconds):
+                    reply = await summarizer.summarize(request)
+                if reply is None:
+                    raise SummarizerFailure("timeout", "no summary within the time limit")
+            except SummarizerFailure as failure:
+                span.failed(failure.reason)
+                raise
+            span.set(_told(reply))
         if isinstance(reply.usage, msgspec.Struct):
             attempt.tokens_in += reply.usage.input_tokens
             attempt.tokens_out += reply.usage.output_tokens
@@ -158,6 +166,20 @@ class Generation:
         if reply.finish_reason == "refusal":
             raise SummarizerFailure("refused", "the summariser refused")
         return reply
+
+    def _asking(self, summarizer: Summarizer, attempt: Attempt) -> AbstractContextManager[tracing.Span]:
+        """The span of one request, named as the conventions for generative AI name a model's."""
+        attributes: dict[str, tracing.Attribute] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": summarizer.name,
+            "gen_ai.conversation.id": attempt.run,
+            "watchkeeper.attempt_id": attempt.attempt_id,
+        }
+        model = summarizer.projector.model
+        if isinstance(model, str):
+            attributes["gen_ai.request.model"] = model
+        name = f"chat {model}" if isinstance(model, str) else f"summarize {summarizer.name}"
+        return self._desk.tracer.span(name, kind="client", attributes=attributes)
 
     async def _validate(
         self,
@@ -242,6 +264,15 @@ class Generation:
 _ITEM_KINDS: Final = frozenset(
     {"artifact", "evidence", "decision", "operation", "approval", "question", "constraint"}
 )
+
+
+def _told(reply: SummarizeReply) -> dict[str, tracing.Attribute]:
+    """What an answer says about itself, for its span."""
+    told: dict[str, tracing.Attribute] = {}
+    if isinstance(reply.usage, msgspec.Struct):
+        told["gen_ai.usage.input_tokens"] = reply.usage.input_tokens
+        told["gen_ai.usage.output_tokens"] = reply.usage.output_tokens
+    return told
 
 
 def _refs(candidate: Summary) -> list[str]:

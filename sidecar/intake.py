@@ -19,6 +19,7 @@ from protocol.content import Ordinal
 from protocol.errors import ProtocolError
 from protocol.events import Event, SettingsApplied, identity, type_of
 from protocol.identifiers import Id
+from sidecar import tracing
 from sidecar.core import fold as core
 from sidecar.core.state import Lane
 from sidecar.desk import Desk
@@ -82,10 +83,13 @@ class Intake:
         self._desk = desk
         self._observer = observer
         self._minute: dict[str, tuple[int, int]] = {}
+        self.traceparent: str | None = None
+        """Of a message of the newest ``take`` that had one."""
 
     async def take(self, deliveries: Sequence[Delivery]) -> None:
         """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory."""
         desk = self._desk
+        self.traceparent = None
         incoming = [self._decode(delivery) for delivery in deliveries]
         async with desk.changing():
             names = {item.run for item in incoming if item.run not in (None, subjects.LANE_TOKEN)}
@@ -232,6 +236,8 @@ class Intake:
             return False
         known[item.key] = item.sha256
         hot = desk.runs.of(item.run)
+        if event.traceparent is not None:
+            hot.traceparent = self.traceparent = tracing.valid(event.traceparent)
         hot.chain = hashlib.sha256(hot.chain + item.sha256).digest()
         chunk.journal.append(self._entry(item, hot))
         chunk.touched |= outcome.touched

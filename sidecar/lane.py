@@ -22,6 +22,7 @@ from sidecar.generation import Generation
 from sidecar.health import Health
 from sidecar.intake import Intake
 from sidecar.lane_settings import begin_settings, publish_settings
+from sidecar.large_contents import LargeContents
 from sidecar.metrics import Metrics
 from sidecar.notices import Voice
 from sidecar.observer import Observer
@@ -34,7 +35,9 @@ from sidecar.retention import Retention
 from sidecar.runs import Runs
 from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
+from sidecar.tracing import Tracer
 from sidecar.transport.blobs import Blobs
+from sidecar.transport.contents import Contents
 from sidecar.transport.errors import Fenced, StreamFull, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.micro import serve_asks
@@ -68,6 +71,7 @@ class LaneService:
         health: Health,
         lane: str,
         owner: str,
+        tracer: Tracer,
     ) -> None:
         self._config = config
         self._link = link
@@ -76,6 +80,7 @@ class LaneService:
         self._health = health
         self._lane = lane
         self._owner = owner
+        self._tracer = tracer
         self.desk: Desk | None = None
 
     def config_changed(self, config: Config) -> None:
@@ -152,6 +157,7 @@ class LaneService:
             voice=Voice(tenant, lane),
             metrics=self._metrics,
             health=self._health,
+            tracer=self._tracer,
         )
         desk.voice.epoch = epoch
         desk.lease_valid = claim.valid
@@ -175,7 +181,8 @@ class LaneService:
         await begin_settings(desk, publisher)
         late = partial(desk.metrics.summary_late, desk.config.summarizer.kind)
         summarizers = build_summarizers(desk.config, self._link, desk.lane, late)
-        parts = assemble(desk, publisher, summarizers, Blobs(self._link, replicas=self._config.nats.replicas))
+        blobs = Blobs(self._link, replicas=self._config.nats.replicas)
+        parts = assemble(desk, publisher, summarizers, blobs, Contents(self._link))
         if desk.taken_over:
             log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
         else:
@@ -261,13 +268,16 @@ def assemble(
     publisher: LanePublisher,
     summarizers: tuple[Summarizer, Summarizer | None],
     blobs: Blobs | None = None,
+    contents: Contents | None = None,
 ) -> Parts:
     """The parts wired to each other; nothing of them runs yet. ``summarizers``: the one asked, its fallback.
-    ``blobs``: where states too large for a message go; without it they are refused as such."""
+    ``blobs``: where states too large for a message go; without it they are refused as such. ``contents``: where texts
+    too large for a message are."""
     packets = Packets(desk)
     compactor = Compactor(desk, packets, Generation(desk, *summarizers))
     deadlines = Deadlines(desk, publisher)
-    responder = Responder(desk, publisher, packets, compactor)
+    large = None if contents is None else LargeContents(desk, contents)
+    responder = Responder(desk, publisher, packets, compactor, large)
     observer = Observer(desk, packets, compactor, deadlines, responder)
     return Parts(
         packets=packets,

@@ -151,13 +151,14 @@ class Page:
         on if not all of it fits: on the next page."""
         if len(self.items) >= MAX_ITEMS:
             return 0, ""
-        whole = _whole(item)
-        cost = len(encode(whole)) + 1
-        if cost <= self._left and not offset:
-            self._put(whole, cost)
-            return None
-        if cost <= self._room and not offset:
-            return 0, ""
+        if len(item.event or b"") <= self._room and not offset:
+            whole = _whole(item)
+            cost = len(encode(whole)) + 1
+            if cost <= self._left:
+                self._put(whole, cost)
+                return None
+            if cost <= self._room:
+                return 0, ""
         if self.items and self._left < self._room * _BEGIN_SHARE:
             return 0, ""
         heading = len(encode(item.head)) + 96
@@ -166,7 +167,8 @@ class Page:
         if cut.check != check:
             offset = 0
         if not cut.total:
-            self._put(whole, cost)
+            whole = _whole(item)
+            self._put(whole, len(encode(whole)) + 1)
             return None
         piece = cut.piece(offset, self._left - heading)
         part = msgspec.structs.replace(

@@ -6,6 +6,7 @@ as `other`, so that no label can grow with what others send.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import Final, get_args
 
@@ -41,13 +42,35 @@ CANDIDATE_CODES: Final = tuple(CHECKS)
 RUN_CODES: Final = RUN_VIOLATIONS
 VIOLATION_CODES: Final = CANDIDATE_CODES + RUN_CODES + RESUME_CODES
 RESUME_OUTCOMES: Final = ("ok", *RESUME_CODES)
+SEVERITIES: Final[Mapping[str, str]] = {
+    **{code: check.severity for code, check in CHECKS.items()},
+    "history_gap": "major",
+    "duplicate_conflict": "major",
+    "sequence_conflict": "major",
+    "orphan_result": "minor",
+    "duplicate_call": "minor",
+    "illegal_transition": "major",
+    "repeated_operation": "major",
+    "unauthorized_write": "critical",
+    "expired_approval_used": "critical",
+    "self_approval": "critical",
+    "foreign_session": "minor",
+    "late_event": "minor",
+    "contract_conflict": "major",
+    "stale_packet": "major",
+    "policy_mismatch": "major",
+    "first_action_mismatch": "minor",
+    "artifact_missing": "major",
+    "ledger_version_mismatch": "major",
+}
+"""How bad a broken invariant is; alerts are graded by it."""
 
 AUTHORIZE_CODES: Final = get_args(asks.AuthorizeCode)
 EFFECT_PREVENTED_CODES: Final = PREVENTING
 RETRIEVAL_STATUSES: Final = get_args(asks.FetchStatus)
 RETRIEVALS: Final = (
     *product(("fetch", "search"), RETRIEVAL_STATUSES),
-    *product(("packet", "context"), ("found", "out_of_scope")),
+    *product(("packet", "context"), ("found", "not_found")),
 )
 STORAGE_ERRORS: Final = ("full", "busy", "io", "corrupt")
 PARTS: Final = ("lane", "compaction")

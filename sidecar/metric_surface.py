@@ -63,7 +63,7 @@ SURFACE: Final[dict[str, Declared]] = {
         "Times the input stream was another one, or shorter than what was folded."
     ),
     # Runs and budget
-    "runs": _gauge("Unfinished runs by level of their budget.", level=labels.LEVELS),
+    "runs": _gauge("Unfinished runs of owned lanes by level of their budget.", level=labels.LEVELS),
     "runs_finished_total": _counter(
         "Runs that ended.", outcome=labels.RUN_OUTCOMES, compacted=("true", "false")
     ),
@@ -97,7 +97,7 @@ SURFACE: Final[dict[str, Declared]] = {
         "Answers of a summariser that came after its time limit.", summarizer=labels.SUMMARIZERS
     ),
     "summarizer_breaker_open": _gauge(
-        "Runs for which a summariser is not asked any more.", summarizer=labels.SUMMARIZERS
+        "Runs in memory for which a summariser is not asked for now.", summarizer=labels.SUMMARIZERS
     ),
     # Handing over
     "packets_published_total": _counter("Resume packets published.", verdict=labels.VERDICTS),
@@ -116,6 +116,7 @@ SURFACE: Final[dict[str, Declared]] = {
     "outbox_pending": _gauge("Messages committed and not yet published."),
     "storage_full": _gauge("1 while the disk or the database has no room."),
     "storage_bytes": _gauge("Size of the database on disk."),
+    "storage_free_bytes": _gauge("Free space of the database's file system, 0 until a lane is read."),
     "storage_errors_total": _counter("Failed transactions.", kind=labels.STORAGE_ERRORS),
     "lanes_owned": _gauge("Lanes this sidecar owns."),
     "lane_epoch": Declared("gauge", "Epoch under which a lane is owned, 0 if it is not.", ("lane",)),

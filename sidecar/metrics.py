@@ -19,6 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from sidecar import tracing
 from sidecar.metric_labels import EFFECT_PREVENTED_CODES, LEVELS, OTHER, SECRETS
 from sidecar.metric_surface import PREFIX, SURFACE, Declared
 
@@ -66,6 +67,14 @@ class _Exposed:
         for metric in self._registry.collect():
             metric.samples = [s for s in metric.samples if s.name != f"{metric.name}_created"]
             yield metric
+
+
+def _exemplar(traceparent: str | None) -> dict[str, str] | None:
+    """The trace an observation belongs to, if it was sampled: of another nothing can be looked up."""
+    value = tracing.valid(traceparent)
+    if value is None or not int(value[53:55], 16) & 1:
+        return None
+    return {"trace_id": tracing.trace_id(value)}
 
 
 def _wants_openmetrics(accept: str) -> bool:
@@ -131,10 +140,10 @@ class Metrics:
     def _count(self, name: str, *values: str, by: float = 1) -> None:
         self._counters[name][values].inc(by)
 
-    def _observe(self, name: str, amount: float, *values: str) -> None:
+    def _observe(self, name: str, amount: float, *values: str, traceparent: str | None = None) -> None:
         series = self._histograms[name].get(values)
         if series is not None:
-            series.observe(amount)
+            series.observe(amount, _exemplar(traceparent or tracing.current()))
 
     def _set(self, name: str, amount: float, *values: str) -> None:
         series = self._gauges[name].get(values)
@@ -162,9 +171,9 @@ class Metrics:
         """A message was known already."""
         self._count("events_duplicate_total")
 
-    def committed(self, seconds: float) -> None:
-        """An intake transaction took this long."""
-        self._observe("intake_commit_seconds", seconds)
+    def committed(self, seconds: float, traceparent: str | None = None) -> None:
+        """An intake transaction took this long; `traceparent` is of a message in it."""
+        self._observe("intake_commit_seconds", seconds, traceparent=traceparent)
 
     def lag(self, lane: str, events: int) -> None:
         """Messages of this lane in the stream and not yet folded, as of now."""
@@ -190,11 +199,13 @@ class Metrics:
         self._count("runs_finished_total", outcome, "true" if compactions else "false")
         self._observe("compactions_per_run", compactions)
 
-    def usage(self, used_share: float, estimate_error: float | None = None) -> None:
+    def usage(
+        self, used_share: float, estimate_error: float | None = None, traceparent: str | None = None
+    ) -> None:
         """A usage report: share of usable used; relative error of the estimate, if known."""
-        self._observe("context_used_ratio", used_share)
+        self._observe("context_used_ratio", used_share, traceparent=traceparent)
         if estimate_error is not None:
-            self._observe("budget_estimate_error_ratio", abs(estimate_error))
+            self._observe("budget_estimate_error_ratio", abs(estimate_error), traceparent=traceparent)
 
     def usage_ignored(self) -> None:
         """A usage report was left out of account."""
@@ -232,6 +243,10 @@ class Metrics:
             yield
         finally:
             self._observe("compaction_seconds", time.perf_counter() - began, name)
+
+    def phase_took(self, name: str, seconds: float, traceparent: str | None = None) -> None:
+        """A phase of an attempt took this long, in the trace it belongs to."""
+        self._observe("compaction_seconds", seconds, name, traceparent=traceparent)
 
     def deferred(self, reason: str) -> None:
         """A compaction was put off, or the reason for it changed."""
@@ -312,6 +327,10 @@ class Metrics:
     def storage_size(self, size: int) -> None:
         """Bytes of the database on disk, as of now."""
         self._set("storage_bytes", size)
+
+    def storage_free(self, size: int) -> None:
+        """Bytes free on the file system of the database, as of now."""
+        self._set("storage_free_bytes", size)
 
     def storage_failed(self, kind: str) -> None:
         """A transaction failed; the kind is a label's value, or the name of the error's class."""

@@ -6,7 +6,6 @@ transaction, everything it wants told happens after COMMIT. It folds nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -192,7 +191,7 @@ class Observer:
         settings = desk.budget
         if observed.sampled and observed.usable > 0:
             share, error = observed.used / observed.usable, observed.sample_error
-            chunk.after.append(lambda: desk.metrics.usage(share, error))
+            chunk.after.append(lambda: desk.metrics.usage(share, error, hot.traceparent))
         if observed.ignored is not None:
             chunk.after.append(desk.metrics.usage_ignored)
         if observed.took_up:
@@ -320,17 +319,15 @@ class Observer:
                 for hot in desk.runs.hot.values()
                 for course in (hot.view.course, hot.view.shadow)
             )
-            counts: Counter[str] = Counter(
-                hot.view.budget.level for hot in desk.runs.hot.values() if hot.ledger.head.finished is None
-            )
             for run, hot in list(desk.runs.hot.items()):
                 waiting = at_least(hot.view.budget.level, "compact") and hot.ledger.head.finished is None
                 if waiting and run not in self._compactor.running and not await self._reconsider(run, hot):
                     # Memory was let go with the failed commit: what is left of the list is no longer it.
                     break
-        desk.metrics.levels(desk.lane, counts)
+        desk.metrics.levels(desk.lane, desk.runs.levels)
         desk.metrics.breaker(desk.lane, desk.config.summarizer.kind, broken)
         desk.metrics.storage_size(desk.store.size_bytes)
+        desk.metrics.storage_free(desk.store.free_bytes)
 
     async def _reconsider(self, run: str, hot: HotRun) -> bool:
         """Decide again because time has passed; hold the lock. False when storage refused."""
@@ -362,7 +359,10 @@ class Observer:
     async def caught_up(self) -> None:
         """Everything there was is read: runs not proven whole after a loss get their gap declared."""
         desk = self._desk
-        for summary in await desk.store.runs(desk.tenant, desk.lane, finished=False):
+        async with desk.changing():
+            unfinished = await desk.store.runs(desk.tenant, desk.lane, finished=False)
+            desk.runs.recount(unfinished)
+        for summary in unfinished:
             async with desk.changing():
                 await desk.runs.load([summary.run])
                 lost = desk.runs.hot[summary.run].view.unproven_before

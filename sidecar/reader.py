@@ -104,7 +104,7 @@ class Reader:
         if deliveries:
             began = desk.mono()
             await self._intake.take(deliveries)
-            desk.metrics.committed(desk.mono() - began)
+            desk.metrics.committed(desk.mono() - began, self._intake.traceparent)
         else:
             # An idle lane follows the stream's end, so that it never looks behind.
             settled = await self._pump.settled_through()

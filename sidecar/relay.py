@@ -10,12 +10,14 @@ import anyio
 import structlog
 
 from protocol.errors import ProtocolError
+from sidecar import tracing
 from sidecar.desk import Desk
 from sidecar.large_states import MAX_STATE_BYTES, stored_apart, superseded
 from sidecar.transport.blobs import Blobs
 from sidecar.transport.errors import StreamFull, TooLarge, Unavailable
 from sidecar.transport.publisher import LanePublisher
 from storage.errors import StorageBusy, StorageFull
+from storage.records import StoredOutbox
 
 _BATCH = 128
 _PAUSE_SECONDS = 1.0
@@ -56,7 +58,8 @@ class Relay:
             self._show(await self._desk.store.outbox_count(self._desk.tenant, self._desk.lane))
             try:
                 for row in rows:
-                    await self._send(row.stream, row.subject, row.payload, row.msg_id)
+                    await self._send(row)
+                    self._desk.left(row.msg_id)
                     self._sent.append(row.id)
                     last = row.id
             finally:
@@ -73,7 +76,9 @@ class Relay:
         except (StorageFull, StorageBusy) as error:
             log.warning("sent messages not removed yet: storage refuses", error=str(error))
 
-    async def _send(self, stream: str, subject: str, payload: bytes, msg_id: str) -> None:
+    async def _send(self, row: StoredOutbox) -> None:
+        stream, subject, payload, msg_id = row.stream, row.subject, row.payload, row.msg_id
+        headers = None if row.traceparent is None else {tracing.HEADER: row.traceparent}
         while True:
             try:
                 if stream == "rejected":
@@ -81,7 +86,7 @@ class Relay:
                 elif stream == "state":
                     await self._send_state(subject, payload, msg_id)
                 else:
-                    await self._publisher.publish("out", subject, payload, msg_id)
+                    await self._publisher.publish("out", subject, payload, msg_id, headers)
                 return
             except (TooLarge, ProtocolError) as error:
                 # Sizes are checked before commit; the broker's limit was lowered since. Never block the rest.

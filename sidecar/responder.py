@@ -24,12 +24,14 @@ from protocol.errors import AskErrorCode, AskRefused
 from protocol.events import AuthorizationRequested
 from protocol.handoff import CoversThrough
 from protocol.identifiers import is_token
+from sidecar import tracing
 from sidecar.compactor import Compactor
 from sidecar.contexts import Contexts
 from sidecar.core import gate, policy
 from sidecar.core.gate import Decision
 from sidecar.desk import Desk
 from sidecar.indexing import Indexing
+from sidecar.large_contents import LargeContents
 from sidecar.notices import derived_id
 from sidecar.packets import Packets
 from sidecar.retrieval import Retrieval
@@ -56,12 +58,19 @@ log = structlog.get_logger(__name__)
 class Responder:
     """One lane's answers. ``decided`` is called for every authorization the fold met and committed."""
 
-    def __init__(self, desk: Desk, publisher: LanePublisher, packets: Packets, compactor: Compactor) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        publisher: LanePublisher,
+        packets: Packets,
+        compactor: Compactor,
+        large: LargeContents | None = None,
+    ) -> None:
         self._desk = desk
         self._publisher = publisher
         self._packets = packets
         self._compactor = compactor
-        self._retrieval = Retrieval(desk, Indexing(desk))
+        self._retrieval = Retrieval(desk, Indexing(desk), large)
         self._contexts = Contexts(desk, packets)
         self._waiting: dict[tuple[str, str], _Wait] = {}
 
@@ -74,12 +83,14 @@ class Responder:
         began = desk.mono()
         error: str | None = None
         try:
-            body = await self._answer(run, verb, payload)
+            body = await self._traced(run, verb, payload)
             if len(body) + 1024 > desk.max_payload:
                 raise AskRefused("too_large", "the answer is larger than the broker's limit")
             return self._if_ours(AskAnswer(body=body, error_code=None, error=None))
         except AskRefused as refused:
             error = refused.code
+            if error == "run_unknown" and verb in ("packet", "context"):
+                desk.metrics.retrieved(verb, "not_found")
             return self._if_ours(_refusal(refused))
         except (StorageError, TransportError) as trouble:
             error = "unavailable"
@@ -88,6 +99,25 @@ class Responder:
             return self._if_ours(_refusal(told))
         finally:
             desk.metrics.asked(verb, desk.mono() - began, error)
+
+    async def _traced(self, run: str, verb: str, payload: bytes) -> bytes:
+        """The answer, as one span of the asker's trace and with its ids in every line logged meanwhile."""
+        desk = self._desk
+        known = verb if verb in subjects.VERBS else "unknown"
+        attributes: dict[str, tracing.Attribute] = {
+            "gen_ai.conversation.id": run,
+            "watchkeeper.lane": desk.lane,
+            "watchkeeper.verb": known,
+        }
+        with (
+            structlog.contextvars.bound_contextvars(lane=desk.lane, run=run, action=known),
+            desk.tracer.span(f"watchkeeper.ask {known}", kind="server", attributes=attributes) as span,
+        ):
+            try:
+                return await self._answer(run, verb, payload)
+            except AskRefused as refused:
+                span.failed(refused.code)
+                raise
 
     def _if_ours(self, answer: AskAnswer) -> AskAnswer | None:
         return answer if self._desk.lease_valid() else None
@@ -137,6 +167,7 @@ class Responder:
             await self._hot(run)
             built = await self._packets.build(run, "asked")
             self._still_ours()
+            self._desk.metrics.retrieved("packet", "found")
             return encode(built.packet)
 
     async def _status(self, run: str) -> bytes:
@@ -305,6 +336,7 @@ class Responder:
             operation_id=request.operation_id,
             request_id=request.request_id,
             policy_version=request.policy_version,
+            traceparent=tracing.current(),
         )
         decision, version = await self._act(run, record)
         desk.metrics.authorized(decision.code)

@@ -1,7 +1,8 @@
 """Forgetting finished runs, whole families at a time: when it is due, and in which order it happens.
 
 First the disk, in one transaction: bodies, items, checkpoints, receipts and search rows go; heads and a
-tombstone stay. Then the broker: the run's messages go from the streams, and its state becomes the tombstone.
+tombstone stay. Then the broker: the run's messages go from the streams, its large texts from their bucket, and its
+state becomes the tombstone.
 A tombstone that was not told yet is taken up again until the broker has heard of it, so a crash in between
 leaves nothing behind. Nothing of a run that is not finished is ever touched.
 """
@@ -25,6 +26,7 @@ from sidecar.config import Config
 from sidecar.desk import Desk
 from sidecar.packets import Packets
 from sidecar.states import tombstone_row
+from sidecar.transport.contents import Contents
 from sidecar.transport.errors import TransportError
 from sidecar.transport.inventory import purge
 from sidecar.transport.jetstream import Link
@@ -33,6 +35,7 @@ from storage.errors import StorageError
 from storage.records import RunRow, RunSummary, StoredRun, TombstoneRow, Unit
 from storage.store import Store
 
+BY_COMMAND: Final = "command"
 DAY_SECONDS: Final = 86_400.0
 _SOONEST_SECONDS: Final = 1.0
 _LATEST_SECONDS: Final = 600.0
@@ -206,7 +209,11 @@ class Retention:
         await purge(self._link, subjects.STREAM_IN, inbound, through=read)
         await purge(self._link, subjects.STREAM_OUT, outbound)
         await purge(self._link, subjects.STREAM_REJECTED, outbound)
+        await Contents(self._link).forget(subjects.content_prefix(desk.tenant, desk.lane, row.run))
         grave = msgspec.json.decode(row.body, type=Grave)
+        if grave.reason == BY_COMMAND:
+            # Forgotten while no daemon ran that could have counted it.
+            desk.metrics.forgotten(1)
         told = TombstoneRow(
             run=row.run,
             forgotten_at=row.forgotten_at,

@@ -25,6 +25,7 @@ from sidecar.core.paging import Cursor, question, read_cursor, write_cursor
 from sidecar.core.tokens import value_tokens
 from sidecar.desk import Desk
 from sidecar.indexing import Indexing, search_rows
+from sidecar.large_contents import LargeContents
 from sidecar.lookup import READ_MESSAGES, Found, Lookup, Page, about
 from storage.evidence import StoredMessage
 from storage.records import SearchRow
@@ -51,12 +52,13 @@ class _Span(Struct):
 
 
 class Retrieval:
-    """One lane's evidence."""
+    """One lane's evidence. Without ``large`` a content that is kept apart is shown as its message has it."""
 
-    def __init__(self, desk: Desk, indexing: Indexing) -> None:
+    def __init__(self, desk: Desk, indexing: Indexing, large: LargeContents | None = None) -> None:
         self._desk = desk
         self._indexing = indexing
         self._lookup = Lookup(desk)
+        self._large = large
 
     # --- fetch --------------------------------------------------------------------------------------------
 
@@ -182,7 +184,10 @@ class Retrieval:
                 for missing in range(first, message.entry.position):
                     yield missing, self._gone(thing, missing, span.focus)
                 first = message.entry.position + 1
-                yield message.entry.position, self._item(thing, message, span.focus)
+                yield (
+                    message.entry.position,
+                    await self._whole(thing.run, message, self._item(thing, message, span.focus)),
+                )
             if not messages:
                 for missing in range(first, last + 1):
                     yield missing, self._gone(thing, missing, span.focus)
@@ -211,6 +216,16 @@ class Retrieval:
             ref=ref, status=status, position=entry.position, digest=digest_bytes(entry.body)
         )
         return Found(head, entry.body, record)
+
+    async def _whole(self, run: str, message: StoredMessage, item: Found) -> Found:
+        """The item with the whole of a content that is kept apart."""
+        if item.event is None or self._large is None:
+            return item
+        whole = await self._large.whole(run, message)
+        if whole is None:
+            return item
+        status = "redacted" if whole.status == "found" and message.entry.redacted else whole.status
+        return Found(msgspec.structs.replace(item.head, status=status), whole.event, item.record)
 
     # --- search -------------------------------------------------------------------------------------------
 

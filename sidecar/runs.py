@@ -6,6 +6,7 @@ Memory is true only after COMMIT: a caller whose commit failed calls ``discard``
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -14,8 +15,8 @@ import structlog
 from protocol.events import Settings
 from sidecar.core import state
 from sidecar.core.family import root as topmost
-from sidecar.view import View, ViewUnreadable, decode_view, encode_view
-from storage.records import GENESIS, ItemRow, RunRow, StoredRun
+from sidecar.view import View, ViewUnreadable, decode_level, decode_view, encode_view
+from storage.records import GENESIS, ItemRow, RunRow, RunSummary, StoredRun
 from storage.store import Store
 
 log = structlog.get_logger(__name__)
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 class HotRun:
     """One run in memory."""
 
-    __slots__ = ("busy", "chain", "family", "ledger", "used_at", "view")
+    __slots__ = ("busy", "chain", "counted", "family", "ledger", "traceparent", "used_at", "view")
 
     def __init__(self, ledger: state.Ledger, view: View, chain: bytes, family: str) -> None:
         self.ledger = ledger
@@ -34,6 +35,10 @@ class HotRun:
         self.used_at = 0
         self.busy = 0
         """Compactions and answers that hold on to it; it is not let go meanwhile."""
+        self.counted: str | None = None
+        """The level under which ``Runs.levels`` holds it; None while it is not committed, or finished."""
+        self.traceparent: str | None = None
+        """Of the newest message that had one; tracing is a matter of the moment and is stored nowhere."""
 
 
 class Runs:
@@ -57,6 +62,8 @@ class Runs:
         """The lane's own fold state; set by ``begin`` before the first message is folded."""
         self.lane_stored = b""
         """The same as of the newest commit."""
+        self.levels: Counter[str] = Counter()
+        """Unfinished runs by level, hot or not, as of the newest commit; exact once ``recount`` was called."""
 
     def begin(self, lane: state.Lane) -> None:
         """Start the fold with this lane state; it counts as stored."""
@@ -112,7 +119,9 @@ class Runs:
         for kind, item in decoded:
             ledger.put(kind, item)
         ledger.changed.clear()
-        self._add(row.run, HotRun(ledger, view, row.chain, row.family))
+        hot = HotRun(ledger, view, row.chain, row.family)
+        hot.counted = None if row.finished else decode_level(row.view)
+        self._add(row.run, hot)
 
     def _add(self, name: str, hot: HotRun) -> None:
         self.hot[name] = hot
@@ -166,6 +175,23 @@ class Runs:
             )
         return runs, items
 
+    def recount(self, unfinished: Iterable[RunSummary]) -> None:
+        """Count the lane's runs by level from what is stored; hold the lock, with nothing uncommitted."""
+        self.levels = Counter(decode_level(row.view) for row in unfinished)
+
+    def committed(self, names: Iterable[str]) -> None:
+        """These runs were written as they are: keep the count by level. Cost: the runs named."""
+        for name in names:
+            hot = self.hot[name]
+            self._count(hot, None if hot.ledger.head.finished is not None else hot.view.budget.level)
+
+    def _count(self, hot: HotRun, level: str | None) -> None:
+        if hot.counted is not None:
+            self.levels[hot.counted] -= 1
+        if level is not None:
+            self.levels[level] += 1
+        hot.counted = level
+
     def join_families(self, names: Iterable[str]) -> set[str]:
         """Give runs whose parent link changed the family of their root; returns those that moved."""
         moved: set[str] = set()
@@ -187,7 +213,9 @@ class Runs:
     def drop(self, names: Iterable[str]) -> None:
         """These runs are forgotten, on disk already."""
         for name in names:
-            self.hot.pop(name, None)
+            hot = self.hot.pop(name, None)
+            if hot is not None:
+                self._count(hot, None)
             self.ledgers.pop(name, None)
             self._absent.add(name)
             self.forgotten.add(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 from msgspec import Struct
 
-from sidecar.retention import NotForgotten, bury
+from sidecar.retention import BY_COMMAND, NotForgotten, bury
 from storage import restore
 from storage.data_dir import DATABASE
 from storage.records import BrokenLink, Unit
@@ -109,7 +109,7 @@ async def forget(data_dir: Path, run: str, tenant: str | None, lane: str | None)
             names = ", ".join(f"{of}/{name}" for of, name in places)
             raise NotForgotten(f"in several lanes, say which: {names}" if places else f"not in {data_dir}")
         (where,) = places
-        rows = await bury(store, *where, run, "command", at)
+        rows = await bury(store, *where, run, BY_COMMAND, at)
         async with anyio.create_task_group() as tasks:
             await tasks.start(store.run_writer)
             await store.commit(Unit(tenant=where[0], lane=where[1], forget=tuple(rows)))

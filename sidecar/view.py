@@ -192,6 +192,25 @@ def decode_ending(body: bytes) -> Ending:
         return Ending()
 
 
+class _Level(msgspec.Struct, frozen=True):
+    level: str = "ok"
+
+
+class _Standing(msgspec.Struct, frozen=True):
+    budget: _Level = _Level()
+
+
+_STANDING = msgspec.msgpack.Decoder(_Standing)
+
+
+def decode_level(body: bytes) -> str:
+    """Only the budget's level of a stored view, cheaply; of one that cannot be read that of a fresh one."""
+    try:
+        return _STANDING.decode(body).budget.level if body else "ok"
+    except msgspec.DecodeError:
+        return "ok"
+
+
 class ViewUnreadable(ValueError):
     """A stored view of another shape. What now: begin a fresh one; no commitment stands in it."""
 

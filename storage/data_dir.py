@@ -59,6 +59,14 @@ class DataDir:
         """Bytes of the database and its side files; 0 for what is absent."""
         return sum(_size(path) for path in (self.database, *_beside(self.database)))
 
+    def free_bytes(self) -> int:
+        """Bytes of its file system that we may still use; 0 where that cannot be told."""
+        try:
+            found = os.statvfs(self.database.parent)
+        except OSError:
+            return 0
+        return found.f_bavail * found.f_frsize
+
 
 def set_aside(folder: Path) -> Path:
     """Move a damaged database and its side files out of the way, keeping them; the new name is returned.

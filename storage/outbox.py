@@ -14,8 +14,9 @@ def add(tx: Transaction, lane_no: int, rows: Sequence[OutboxRow]) -> tuple[int, 
     ids = []
     for row in rows:
         done = tx.connection.execute(
-            "INSERT INTO outbox (lane_no, stream, subject, msg_id, payload) VALUES (?, ?, ?, ?, ?)",
-            (lane_no, row.stream, row.subject, row.msg_id, row.payload),
+            "INSERT INTO outbox (lane_no, stream, subject, msg_id, payload, traceparent) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (lane_no, row.stream, row.subject, row.msg_id, row.payload, row.traceparent),
         )
         ids.append(int(done.lastrowid or 0))
     return tuple(ids)
@@ -33,13 +34,15 @@ def pending(
 ) -> list[StoredOutbox]:
     """The lane's next messages in the order they were queued."""
     rows = connection.execute(
-        "SELECT id, stream, subject, msg_id, payload FROM outbox WHERE lane_no = ? AND id > ? "
+        "SELECT id, stream, subject, msg_id, payload, traceparent FROM outbox WHERE lane_no = ? AND id > ? "
         "ORDER BY id LIMIT ?",
         (lane_number(connection, tenant, lane), after_id, limit),
     )
     return [
-        StoredOutbox(id=number, stream=stream, subject=subject, msg_id=msg_id, payload=payload)
-        for number, stream, subject, msg_id, payload in rows
+        StoredOutbox(
+            id=number, stream=stream, subject=subject, msg_id=msg_id, payload=payload, traceparent=trace
+        )
+        for number, stream, subject, msg_id, payload, trace in rows
     ]
 
 

@@ -77,6 +77,8 @@ class OutboxRow(Struct, frozen=True, kw_only=True):
     subject: str
     msg_id: str
     payload: bytes
+    traceparent: str | None = None
+    """Of W3C Trace Context: a header of the message."""
 
 
 class Cursor(Struct, frozen=True):
@@ -244,6 +246,7 @@ class StoredOutbox(Struct, frozen=True, kw_only=True):
     subject: str
     msg_id: str
     payload: bytes
+    traceparent: str | None = None
 
 
 class SearchHit(Struct, frozen=True, kw_only=True):

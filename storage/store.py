@@ -409,6 +409,11 @@ class Store:
         """Bytes on disk of the database with its log."""
         return self._held.size_bytes() if self._held is not None else 0
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes free on the file system of the database; 0 where that cannot be told."""
+        return self._held.free_bytes() if self._held is not None else 0
+
     async def _read(
         self,
         work: Callable[Concatenate[sqlite3.Connection, P], T],

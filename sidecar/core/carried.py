@@ -18,7 +18,6 @@ from protocol.identifiers import parse_ref
 from protocol.state import StateCheckpoint
 from protocol.summary import Statement
 from sidecar.core.fitting import Piece, shorten
-from sidecar.core.gate import judge
 from sidecar.core.protected import (
     RestedOn,
     artifact_fields,
@@ -28,7 +27,7 @@ from sidecar.core.protected import (
     in_artifact_order,
     operation_fields,
 )
-from sidecar.core.state import Artifact, Lane, Ledger, Operation, UserMessage
+from sidecar.core.state import Artifact, Ledger, Operation, UserMessage
 
 KEPT_STEPS: Final = 20
 """Newest completed steps and finished plan items that always stay; older ones only while there is room."""
@@ -44,38 +43,6 @@ SHORT_MESSAGE: Final = 200
 
 _CHILD, _DECISION, _STEP, _RECORD, _MESSAGE, _SETTLED, _REJECTED, _SUMMARY, _RECENT, _OLD = range(10)
 """Ranks: the last goes first."""
-
-
-_MAY: Final[dict[str, May]] = {
-    "ok": "dispatch",
-    "history_gap": "wait",
-    "in_flight": "wait",
-    "outcome_unknown": "wait",
-    "policy_stale": "wait",
-    "approval_pending": "wait",
-    "postponed": "wait",
-}
-"""What ``authorize`` would say of an operation that has not started → what may be done; anything else:
-nothing."""
-
-
-def may(
-    lane: Lane,
-    runs: Mapping[str, Ledger],
-    run: str,
-    operation: Operation,
-    *,
-    paused: bool,
-    postpone: bool,
-) -> May:
-    """What may be done with an operation now, by no clock. ``paused``: the verdict is ``pause``."""
-    if paused or not operation.live:
-        return "none"
-    if operation.state == "unknown":
-        return "reconcile"
-    if operation.state == "pending" or _own_call_open(runs[run], operation):
-        return "wait"
-    return _MAY.get(judge(lane, runs, run, operation, postpone=postpone).code, "none")
 
 
 def operation_piece(operation: Operation, allowed: May) -> Piece:
@@ -237,12 +204,6 @@ def _operation(operation: Operation, allowed: May) -> dict[str, Any]:
     if operation.receipt is not None:
         fields["receipt"] = operation.receipt
     return fields
-
-
-def _own_call_open(ledger: Ledger, operation: Operation) -> bool:
-    return any(
-        call.state == "open" and call.operation_id == operation.id for call in ledger.active["call"].values()
-    )
 
 
 def _rank(age: int, rank: int) -> int:

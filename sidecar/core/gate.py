@@ -1,7 +1,8 @@
 """May this operation be done? The one place that answers, for questions and for the fold alike.
 
-A pure function of the family's ledgers and the lane's settings. A clock or a tight budget given by the asker
-can only turn an ``ok`` into a refusal. Answering changes nothing; what an ``ok`` reserves is for the fold.
+A pure function of the family's ledgers and the lane's settings. The clock of an answer, and the want of room for
+what is not essential, only turn an ``ok`` into a refusal; the fold knows neither. Answering changes nothing; what
+an ``ok`` reserves is for the fold.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 
 from protocol.asks import AskAuthorize, AuthorizeCode, AuthorizeReply, OperationView
 from protocol.errors import AskRefused
-from sidecar.core import family, permission
+from protocol.handoff import May
+from sidecar.core import family, permission, room
 from sidecar.core.family import Holder
 from sidecar.core.state import Approval, Lane, Ledger, Operation
 
@@ -43,18 +45,17 @@ _CLEARS_STATE: Final = {
     "pending": "it is settled",
     "unknown": "operation.reconciled with an observed result",
 }
-_APPROVAL: Final[dict[AuthorizeCode, tuple[str, str]]] = {
-    "approval_missing": ("it needs an approval and has none", "an approval for it is requested and granted"),
-    "approval_pending": ("its approval is not resolved", "an authority resolves the approval"),
-    "approval_denied": ("its approval was denied", "another approval is granted"),
-    "approval_expired": ("its approval has expired", "another approval is granted"),
-    "approval_revoked": ("its approval was revoked", "another approval is granted"),
-    "approval_consumed": ("its approval was used up", "another approval is granted"),
-    "payload_mismatch": (
-        "its payload digest is not the one approved",
-        "operation and approval carry the same payload digest",
-    ),
+
+_MAY: Final[dict[AuthorizeCode, May]] = {
+    "ok": "dispatch",
+    "history_gap": "wait",
+    "in_flight": "wait",
+    "outcome_unknown": "wait",
+    "policy_stale": "wait",
+    "approval_pending": "wait",
+    "postponed": "wait",
 }
+"""What would be answered of an operation that has not started → what may be done; anything else: nothing."""
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -95,8 +96,8 @@ def judge(
     """The first code that applies to this operation of ``run``; ``None``: an operation the run does not know.
 
     An operation with an empty id is a candidate, not declared yet. ``request_id`` is the asker's;
-    ``policy_version`` the one it works under, if it says. ``now`` (with its offset) and ``postpone`` only
-    refuse; the fold gives neither.
+    ``policy_version`` the one it works under, if it says. ``now`` (with its offset) and ``postpone`` (room is
+    short) only refuse; the fold gives neither.
     """
     answer = _Answer(operation, request_id)
     ledger = runs.get(run)
@@ -116,33 +117,24 @@ def judge(
 
 
 def look(
-    lane: Lane,
-    runs: Mapping[str, Ledger],
-    run: str,
-    ask: AskAuthorize,
-    *,
-    now: datetime | None = None,
-    postpone: bool = False,
+    lane: Lane, runs: Mapping[str, Ledger], run: str, ask: AskAuthorize, *, now: datetime | None = None
 ) -> Decision:
     """What ``authorize`` would say now, by operation id or by kind and key. Reserves nothing, ever."""
-    ledger = runs.get(run)
-    if ask.operation_id is None:
-        operation: Operation | None = _candidate(ask)
-    else:
-        operation = None if ledger is None else ledger.items["operation"].get(ask.operation_id)
-    version = ask.policy_version
-    decision = judge(lane, runs, run, operation, policy_version=version, now=now, postpone=postpone)
+    operation = _candidate(ask) if ask.operation_id is None else _known(runs, run, ask.operation_id)
+    decision = judge(
+        lane,
+        runs,
+        run,
+        operation,
+        policy_version=ask.policy_version,
+        now=now,
+        postpone=_postpones(lane, runs, run, operation),
+    )
     return replace(decision, operation_id=ask.operation_id)
 
 
 def before_act(
-    lane: Lane,
-    runs: Mapping[str, Ledger],
-    run: str,
-    ask: AskAuthorize,
-    *,
-    now: datetime | None = None,
-    postpone: bool = False,
+    lane: Lane, runs: Mapping[str, Ledger], run: str, ask: AskAuthorize, *, now: datetime | None = None
 ) -> Decision | None:
     """The answer to an act that needs no message of its own, or ``None``: publish, and let the fold decide.
 
@@ -150,10 +142,7 @@ def before_act(
     whose time is over by the clock, and an operation that is postponed. Everything else, refusals too, is
     the fold's. Raises AskRefused ``invalid_request`` where the request id belongs to another operation.
     """
-    ledger = runs.get(run)
-    operation = None
-    if ledger is not None and ask.operation_id is not None:
-        operation = ledger.items["operation"].get(ask.operation_id)
+    operation = None if ask.operation_id is None else _known(runs, run, ask.operation_id)
     decision = judge(
         lane,
         runs,
@@ -162,13 +151,33 @@ def before_act(
         request_id=ask.request_id,
         policy_version=ask.policy_version,
         now=now,
-        postpone=postpone,
+        postpone=_postpones(lane, runs, run, operation),
     )
     if decision.invalid:
         raise AskRefused("invalid_request", decision.reason)
     if decision.reserved or decision.code in ("postponed", "approval_expired"):
         return replace(decision, operation_id=ask.operation_id)
     return None
+
+
+def may(
+    lane: Lane,
+    runs: Mapping[str, Ledger],
+    run: str,
+    operation: Operation,
+    *,
+    paused: bool,
+    postpone: bool,
+    now: datetime | None = None,
+) -> May:
+    """What may be done with an operation now. ``paused``: the verdict is ``pause``; the rest as for ``judge``."""
+    if paused or not operation.live:
+        return "none"
+    if operation.state == "unknown":
+        return "reconcile"
+    if operation.state == "pending" or operation.id in runs[run].index.calls_of_operation:
+        return "wait"
+    return _MAY.get(judge(lane, runs, run, operation, now=now, postpone=postpone).code, "none")
 
 
 def reply(decision: Decision, *, epoch: int, version: int) -> AuthorizeReply:
@@ -322,17 +331,29 @@ def _approval_fault(
     now: datetime | None,
     postpone: bool,
 ) -> Decision:
-    approval = None
-    if permission.needs_approval(lane, runs, run, operation):
-        approval = permission.meant_approval(runs[run], operation)
-        by_kind = permission.kind_needs_approval(lane, runs, run, operation)
-        fault = permission.approval_fault(approval, operation, by_kind=by_kind, now=now)
-        if fault is not None:
-            reason, clears_when = _APPROVAL[fault]
-            return answer.no(fault, reason, clears_when, approval=approval)
+    standing = permission.approval_standing(lane, runs, run, operation, now=now)
+    if standing.fault is not None:
+        return answer.no(
+            standing.fault, standing.reason, standing.clears_when, approval=standing.approval
+        )
     if postpone and operation.nonessential:
         return answer.no("postponed", "it is nonessential and room is short", "more room in the context")
-    return answer.yes(approval=approval)
+    return answer.yes(approval=standing.approval)
+
+
+def _known(runs: Mapping[str, Ledger], run: str, operation_id: str) -> Operation | None:
+    ledger = runs.get(run)
+    return None if ledger is None else ledger.items["operation"].get(operation_id)
+
+
+def _postpones(lane: Lane, runs: Mapping[str, Ledger], run: str, operation: Operation | None) -> bool:
+    """Whether the operation is one to be put off, and room is short."""
+    return (
+        operation is not None
+        and operation.nonessential
+        and operation.state == "not_started"
+        and room.fit_of(lane, runs, run) != "fits"
+    )
 
 
 def _candidate(ask: AskAuthorize) -> Operation:

@@ -6,6 +6,7 @@ a message and of a judgement independent of how long the run is. It decides noth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ class Index:
         "approvals_of_kind",
         "approvals_of_operation",
         "by_key",
+        "calls_of_operation",
         "current",
         "open_calls",
         "requests",
@@ -47,6 +49,8 @@ class Index:
         """Artifact id → version → key, withdrawn ones too."""
         self.open_calls: dict[str, tuple[str, ...]] = {}
         """Call id → event ids of its open calls."""
+        self.calls_of_operation: Counter[str] = Counter()
+        """Operation → how many of its calls are open; none where none is."""
         self.sizes: dict[str, int] = dict.fromkeys(_INDEXED, 0)
 
     @classmethod
@@ -72,6 +76,7 @@ class Index:
         twin.current = dict(self.current)
         twin.versions = {name: dict(keys) for name, keys in self.versions.items()}
         twin.open_calls = dict(self.open_calls)
+        twin.calls_of_operation = self.calls_of_operation.copy()
         twin.sizes = dict(self.sizes)
         return twin
 
@@ -128,5 +133,13 @@ class Index:
                 self.open_calls[old.call_id] = left
             else:
                 self.open_calls.pop(old.call_id, None)
+            self._count_call(old, -1)
         if new is not None and new.state == "open":
             self.open_calls[new.call_id] = (*self.open_calls.get(new.call_id, ()), new.id)
+            self._count_call(new, 1)
+
+    def _count_call(self, call: Call, change: int) -> None:
+        if call.operation_id is not None:
+            self.calls_of_operation[call.operation_id] += change
+            if not self.calls_of_operation[call.operation_id]:
+                del self.calls_of_operation[call.operation_id]

@@ -233,18 +233,11 @@ def _move(entry: Entry, known: Operation, trigger: str, fields: dict[str, object
 
 def _use_approval(entry: Entry, operation: Operation) -> str | None:
     """Use up the approval that covers an operation which ran, permitted or not: it was for one run of it."""
-    ledger = entry.ledger
-    if not permission.needs_approval(entry.lane, entry.runs, entry.run, operation):
+    standing = permission.approval_standing(entry.lane, entry.runs, entry.run, operation)
+    if standing.approval is None or standing.fault is not None:
         return None
-    approval = permission.meant_approval(ledger, operation)
-    by_kind = permission.kind_needs_approval(entry.lane, entry.runs, entry.run, operation)
-    if (
-        approval is None
-        or permission.approval_fault(approval, operation, by_kind=by_kind, now=None) is not None
-    ):
-        return None
-    consume(entry, approval)
-    return approval.id
+    consume(entry, standing.approval)
+    return standing.approval.id
 
 
 def _may_reconcile(entry: Entry, known: Operation, event: OperationReconciled) -> bool:

@@ -21,7 +21,6 @@ from protocol.state import StateCheckpoint
 from sidecar.core import verdict as verdicts
 from sidecar.core.carried import (
     is_dead,
-    may,
     operation_piece,
     recent,
     records,
@@ -31,6 +30,7 @@ from sidecar.core.carried import (
     user_messages,
 )
 from sidecar.core.fitting import MAX_WIRE_BYTES, Bounds, Choice, Contents, fit, shorten
+from sidecar.core.gate import may
 from sidecar.core.protected import decision_fields, protected_digest, protected_view, rested_on
 from sidecar.core.state import Lane, Ledger
 

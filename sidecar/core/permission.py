@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.asks import AuthorizeCode
 from protocol.events import Forbids
@@ -23,6 +23,28 @@ _CODE_OF_STATE: Final[dict[str, AuthorizeCode]] = {
     "revoked": "approval_revoked",
     "consumed": "approval_consumed",
 }
+_WORDS: Final[dict[AuthorizeCode, tuple[str, str]]] = {
+    "approval_missing": ("it needs an approval and has none", "an approval for it is requested and granted"),
+    "approval_pending": ("its approval is not resolved", "an authority resolves the approval"),
+    "approval_denied": ("its approval was denied", "another approval is granted"),
+    "approval_expired": ("its approval has expired", "another approval is granted"),
+    "approval_revoked": ("its approval was revoked", "another approval is granted"),
+    "approval_consumed": ("its approval was used up", "another approval is granted"),
+    "payload_mismatch": (
+        "its payload digest is not the one approved",
+        "an approval that names it and carries its payload digest is granted",
+    ),
+}
+
+
+class Standing(NamedTuple):
+    """How an operation stands with its approval; without a fault nothing is missing."""
+
+    approval: Approval | None
+    """The one that is meant, where one is needed."""
+    fault: AuthorizeCode | None = None
+    reason: str = ""
+    clears_when: str = ""
 
 
 def forbids(rule: Forbids, operation: Operation) -> bool:
@@ -121,13 +143,42 @@ def meant_approval(ledger: Ledger, operation: Operation) -> Approval | None:
     return None if newest is None else approvals[newest[1]]
 
 
-def approval_fault(
+def approval_standing(
+    lane: Lane,
+    runs: Mapping[str, Ledger],
+    run: str,
+    operation: Operation,
+    *,
+    now: datetime | None = None,
+) -> Standing:
+    """Whether the approval the operation needs, if it needs one, permits it. ``now`` only takes permission
+    away."""
+    if not needs_approval(lane, runs, run, operation):
+        return Standing(None)
+    approval = meant_approval(runs[run], operation)
+    by_kind = kind_needs_approval(lane, runs, run, operation)
+    fault = _fault(approval, operation, by_kind=by_kind, now=now)
+    if fault is None:
+        return Standing(approval)
+    reason, clears_when = _WORDS[fault]
+    return Standing(approval, fault, reason, _declared_anew(runs[run], operation, fault) or clears_when)
+
+
+def _declared_anew(ledger: Ledger, operation: Operation, fault: AuthorizeCode) -> str | None:
+    """What clears the fault where no word of an authority does: what an operation names is set once."""
+    named = operation.approval_id
+    if fault == "approval_pending" or (named is not None and named not in ledger.items["approval"]):
+        return None
+    hopeless = named is not None or (fault == "payload_mismatch" and operation.payload_digest is None)
+    return "another operation is declared, with an approval that covers it" if hopeless else None
+
+
+def _fault(
     approval: Approval | None, operation: Operation, *, by_kind: bool, now: datetime | None
 ) -> AuthorizeCode | None:
     """Why the approval does not permit the operation, or ``None`` where it does.
 
-    ``by_kind``: the kind needs approval, so that a payload digest must be there. ``now`` only takes
-    permission away.
+    ``by_kind``: the kind needs approval, so that a payload digest must be there.
     """
     if approval is None:
         return "approval_missing"

@@ -1,7 +1,7 @@
 """What an agent may do next with a run as it stands: one verdict, and every cause with what clears it.
 
-Reads the family's ledgers alone, no clock: an approval whose time is over still waits here until the
-ledger says so, and ``authorize`` refuses it before. A verdict permits nothing; it says what comes first.
+Reads the family's ledgers alone, no clock: an approval whose time is over stands here until the ledger says so,
+and ``authorize`` refuses it before. A verdict permits nothing; it says what comes first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protocol.handoff import PacketBlocker, Verdict
 from sidecar.core import permission
 from sidecar.core.family import line
 from sidecar.core.protected import policy_of
-from sidecar.core.state import Approval, Gap, Lane, Ledger, Operation
+from sidecar.core.state import Gap, Lane, Ledger, Operation
 
 ORDER: Final[tuple[Verdict, ...]] = (
     "pause",
@@ -38,6 +38,12 @@ CODES: Final[dict[str, Verdict]] = {
     "policy_stale": "reload_policy",
     "outcome_unknown": "reconcile",
     "approval_pending": "await_approval",
+    "approval_missing": "await_approval",
+    "approval_denied": "await_approval",
+    "approval_expired": "await_approval",
+    "approval_revoked": "await_approval",
+    "approval_consumed": "await_approval",
+    "payload_mismatch": "await_approval",
     "gap_open": "continue",
     "postponed": "continue",
     "artifact_missing": "continue",
@@ -51,6 +57,11 @@ MOST_OF_A_CODE: Final = 20
 _SHOWN_ELSEWHERE: Final = frozenset({"outcome_unknown", "artifact_missing"})
 """Causes whose items stand in the packet anyway; gaps, pauses and what the agent said stand only in its
 blockers."""
+
+
+_WAITS: Final = "the next action waits for it"
+_DOES_NOTHING: Final = frozenset({"inspect", "ask_human", "reconcile", "finish", "stop"})
+"""Verbs that do not do the operation they name: asking for an approval needs none."""
 
 
 class Stop(NamedTuple):
@@ -101,27 +112,34 @@ def verdict(causes: Collection[PacketBlocker]) -> Verdict:
     return next(verdict for verdict in ORDER if verdict in asked or verdict == "continue")
 
 
-def awaited_approval(lane: Lane, runs: Mapping[str, Ledger], run: str) -> Approval | None:
-    """The pending approval the next action waits for.
+def awaited_approval(lane: Lane, runs: Mapping[str, Ledger], run: str) -> PacketBlocker | None:
+    """What the next action lacks of an approval, under the code ``authorize`` would give.
 
-    The one meant for the operation it names; for a ``wait`` that names none, the oldest pending one.
+    Of the operation it names: any fault of its approval; while that is only not granted yet whatever the verb,
+    else where the verb may do it. Of a ``wait`` that names none: the oldest pending approval.
     """
     ledger = runs[run]
     action = ledger.progress.next_action
     if action is None:
         return None
-    if action.operation_id is not None:
-        operation = ledger.active["operation"].get(action.operation_id)
-        if operation is None or operation.state != "not_started":
-            return None
-        if not permission.needs_approval(lane, runs, run, operation):
-            return None
-        approval = permission.meant_approval(ledger, operation)
-        return approval if approval is not None and approval.state == "pending" else None
-    if action.verb == "wait":
+    if action.operation_id is None:
         pending = [item for item in ledger.active["approval"].values() if item.state == "pending"]
-        return min(pending, key=lambda item: (item.position, item.id), default=None)
-    return None
+        if action.verb != "wait" or not pending:
+            return None
+        oldest = min(pending, key=lambda item: (item.position, item.id))
+        return _blocker("approval_pending", f"approval:{oldest.id}", _WAITS, "an authority resolves it")
+    operation = ledger.active["operation"].get(action.operation_id)
+    if operation is None or operation.state != "not_started":
+        return None
+    standing = permission.approval_standing(lane, runs, run, operation)
+    if standing.fault is None or (standing.fault != "approval_pending" and action.verb in _DOES_NOTHING):
+        return None
+    if standing.fault == "approval_pending":
+        text, clears = _WAITS, "an authority resolves it"
+    else:
+        text, clears = f"the next action's operation may not be done: {standing.reason}", standing.clears_when
+    about = f"operation:{operation.id}" if standing.approval is None else f"approval:{standing.approval.id}"
+    return _blocker(standing.fault, about, text, clears)
 
 
 def _causes(
@@ -155,14 +173,9 @@ def _causes(
     for operation in sorted(ledger.active["operation"].values(), key=lambda item: item.id):
         if operation.state == "unknown":
             yield _unknown(operation)
-    approval = awaited_approval(lane, runs, run)
-    if approval is not None:
-        yield _blocker(
-            "approval_pending",
-            f"approval:{approval.id}",
-            "the next action waits for it",
-            "an authority resolves it",
-        )
+    awaited = awaited_approval(lane, runs, run)
+    if awaited is not None:
+        yield awaited
     for artifact_id in sorted(missing):
         yield _blocker(
             "artifact_missing", f"artifact:{artifact_id}", "it was named but never saved", "artifact.saved"

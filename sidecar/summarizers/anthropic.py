@@ -17,6 +17,7 @@ from msgspec import Struct
 from protocol.content import Count
 from protocol.handoff import Projector
 from protocol.summary import SummarizeReply, SummarizeRequest, Usage
+from sidecar import tracing
 from sidecar.config_shape import Summarizer as Settings
 from sidecar.summarizers import SummarizerFailure, drafting, instructions
 
@@ -100,6 +101,7 @@ class AnthropicSummarizer:
     async def _ask(self, client: AsyncAnthropic, request: SummarizeRequest) -> bytes:
         raw = await client.messages.with_raw_response.create(
             model=self._model,
+            extra_headers=tracing.headers(),
             max_tokens=drafting.output_bound(request),
             system=request.instructions,
             messages=[{"role": "user", "content": drafting.question(request)}],

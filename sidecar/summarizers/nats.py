@@ -18,6 +18,7 @@ from protocol.codec import decode_struct, encode
 from protocol.errors import ProtocolError
 from protocol.handoff import Projector
 from protocol.summary import SummarizeError, SummarizeReply, SummarizeRequest, Usage
+from sidecar import tracing
 from sidecar.core.tokens import BYTES_PER_TOKEN
 from sidecar.core.validation import SUMMARY_BYTES
 from sidecar.summarizers import FailureReason, SummarizerFailure, instructions
@@ -114,7 +115,11 @@ class NatsSummarizer:
         subject = subjects.summarize(self._tenant, self._lane, request.run)
         try:
             reply = await self._wire.request(
-                subject, encode(request), timeout=_LONGEST_WAIT, on_late=self._on_late
+                subject,
+                encode(request),
+                headers=tracing.headers(),
+                timeout=_LONGEST_WAIT,
+                on_late=self._on_late,
             )
         except NoResponders as error:
             raise SummarizerFailure("unavailable", "nobody answers the subject") from error

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from protocol.content import Count
 from protocol.handoff import Projector
 from protocol.summary import SummarizeReply, SummarizeRequest, Usage
+from sidecar import tracing
 from sidecar.config_shape import Summarizer as Settings
 from sidecar.summarizers import SummarizerFailure, drafting, instructions
 
@@ -89,6 +90,7 @@ class OpenAISummarizer:
     async def _ask(self, client: AsyncOpenAI, request: SummarizeRequest) -> bytes:
         raw = await client.chat.completions.with_raw_response.create(
             model=self._model,
+            extra_headers=tracing.headers(),
             messages=[
                 {"role": "system", "content": request.instructions},
                 {"role": "user", "content": drafting.question(request)},

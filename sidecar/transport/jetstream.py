@@ -16,6 +16,7 @@ import anyio
 import structlog
 from anyio.abc import TaskStatus
 
+from sidecar.transport import tls
 from sidecar.transport.errors import Refused, Unavailable
 from sidecar.transport.session import Session, Subscription
 from sidecar.transport.wire import Incoming, LinkSettings, Reply
@@ -125,7 +126,7 @@ class Link:
         self._report(True, "")
 
     def _drop(self, session: Session, reason: str) -> None:
-        if not self._settings.url.startswith("tls"):
+        if not tls.wanted(self._settings, self._settings.url):
             # Told addresses are numbers; a certificate names hosts, so under TLS only the configured
             # ones count.
             self._discovered = session.discovered or self._discovered

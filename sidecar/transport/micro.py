@@ -20,6 +20,7 @@ import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
 from protocol import subjects
+from sidecar.tracing import HEADER, carrying
 from sidecar.transport.errors import TooLarge, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.wire import Incoming
@@ -139,7 +140,8 @@ class _Service:
         try:
             async with self._slots:
                 parts = message.subject.split(".")
-                answer = await self._handler(parts[-2], parts[-1], message.data)
+                with carrying((message.headers or {}).get(HEADER)):
+                    answer = await self._handler(parts[-2], parts[-1], message.data)
                 if answer is not None:
                     await self._reply(message.reply, answer)
         finally:

@@ -7,6 +7,7 @@ not fenced; the fold ignores those of an old epoch.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import anyio
@@ -46,15 +47,24 @@ class LanePublisher:
         self._lane = lane
         self._claim = claim
 
-    async def publish(self, stream: FencedStream, subject: str, payload: bytes, msg_id: str) -> None:
-        """Store a message exactly once, as long as the stream remembers ``msg_id``.
+    async def publish(
+        self,
+        stream: FencedStream,
+        subject: str,
+        payload: bytes,
+        msg_id: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Store a message exactly once, as long as the stream remembers ``msg_id``; with ``headers`` beside
+        those of the fence.
 
         Broker trouble is waited out with the same id; only cancelling ends that, and then the outcome is
         unknown. Raises Fenced when another sidecar owns the lane or it was released, StreamFull,
         TooLarge before sending.
         """
         fence = self._claim.fence(stream)
-        self._check_size(fence, payload, msg_id)
+        more = headers or {}
+        self._check_size(payload, {**more, **_fenced(fence, msg_id)})
         failures = 0
         reminded = time.monotonic()
         while True:
@@ -63,7 +73,7 @@ class LanePublisher:
                 async with fence.lock:
                     if not self._claim.owned:
                         raise Fenced(self._lane, "no claim")
-                    await self._attempt(fence, subject, payload, msg_id)
+                    await self._attempt(fence, subject, payload, msg_id, more)
                 return
             except Conflict as error:
                 contended = error.contended
@@ -79,14 +89,16 @@ class LanePublisher:
             failures += 1
             await anyio.sleep(pause_seconds(failures, longest=_CONTENDED_LONGEST if contended else 2.0))
 
-    async def _attempt(self, fence: StreamFence, subject: str, payload: bytes, msg_id: str) -> None:
+    async def _attempt(
+        self, fence: StreamFence, subject: str, payload: bytes, msg_id: str, more: Mapping[str, str]
+    ) -> None:
         if fence.seq is None:
             await self._claim.recover(fence)
-        headers = _fenced(fence, msg_id)
+        headers = {**more, **_fenced(fence, msg_id)}
         await store(self._link, fence.stream, subject, payload, headers, timeout=_TIMEOUT)
 
-    def _check_size(self, fence: StreamFence, payload: bytes, msg_id: str) -> None:
-        size = len(payload) + headers_size(_fenced(fence, msg_id)) + HEADER_RESERVE
+    def _check_size(self, payload: bytes, headers: Mapping[str, str]) -> None:
+        size = len(payload) + headers_size(headers) + HEADER_RESERVE
         if size > self._link.max_payload:
             raise TooLarge(self._link.max_payload, size)
 

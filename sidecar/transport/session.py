@@ -25,6 +25,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from sidecar.transport import tls
 from sidecar.transport.credentials import CredentialsFile
 from sidecar.transport.errors import (
     ApiError,
@@ -73,7 +74,15 @@ class _Client(Client):
 
     It reads subject, reply and the first header line as UTF-8 in its own reader, which an error ends: one
     message stored under a subject that is none would stop whoever reads the stream, again and again.
+    And it says nothing in the clear where TLS is wanted: left to itself it does as the server's greeting says.
     """
+
+    tls_wanted = False
+
+    def _connect_command(self) -> bytes:
+        if self.tls_wanted and not self._server_info.get("tls_required"):
+            raise nats.errors.SecureConnWantedError
+        return bytes(super()._connect_command())
 
     async def _process_headers(self, headers: Any) -> Any:
         try:
@@ -141,6 +150,10 @@ class Session:
             creds.check()
             options = {"user_jwt_cb": creds.jwt, "signature_cb": creds.sign}
         host = without_credentials(server)
+        self._client.tls_wanted = tls.wanted(self._settings, server)
+        context = tls.client_context(self._settings)
+        if context is not None:
+            options["tls"] = context
         with anyio.move_on_after(self._settings.connect_timeout) as scope:
             self._connecting = scope
             try:
@@ -410,6 +423,8 @@ def _connect_failure(host: str, error: BaseException) -> TransportError:
     text = without_credentials(str(error)) or type(error).__name__
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refused(f"{host}: certificate not trusted: {error.verify_message}")
+    if isinstance(error, nats.errors.SecureConnWantedError):
+        return Refused(f"{host}: {tls.NOT_OFFERED}")
     if any(phrase in text.lower() for phrase in _REFUSALS):
         return Refused(f"{host} refuses our credentials: {text}")
     return Unavailable(f"cannot connect to {host}: {text}")

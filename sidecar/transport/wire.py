@@ -40,7 +40,9 @@ class Reply(msgspec.Struct, frozen=True):
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach the broker. Times in seconds.
 
-    ``url`` may list several servers, separated by commas. ``creds`` is read anew at each connection.
+    ``url`` may list several servers, separated by commas. The files are read anew at each connection: ``creds``,
+    the authorities ``ca`` to trust instead of the system's, and our own certificate ``cert`` with its ``key``
+    (None: it is in ``cert``).
     """
 
     url: str
@@ -49,6 +51,9 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout: float = 5.0
     start_timeout: float = 20.0
     ping_interval: float = 10.0
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
 
     @property
     def servers(self) -> list[str]:

@@ -26,6 +26,7 @@ from nats.js import JetStreamContext
 
 from sidecar.app import Daemon, running
 from sidecar.config import load_config
+from sidecar.tracing import CARRIER, Tracer
 from tests.support.nats_server import NatsServer
 
 Json = dict[str, Any]
@@ -276,7 +277,11 @@ def overrides(url: str, folder: Path, settings: Json) -> Json:
 
 @asynccontextmanager
 async def blackbox(
-    server: NatsServer, folder: Path, settings: Json | None = None, rules: Iterable[Json] = ()
+    server: NatsServer,
+    folder: Path,
+    settings: Json | None = None,
+    rules: Iterable[Json] = (),
+    tracer: Tracer = CARRIER,
 ) -> AsyncIterator[Box]:
     """A daemon on this broker with these settings (dotted keys), and a client that hears all it says."""
     file = None
@@ -295,7 +300,7 @@ async def blackbox(
         for space in ("wk.v1.out.>", "wk.v1.state.>"):
             await client.subscribe(space, cb=note)
         await client.flush()
-        async with running(config) as daemon:
+        async with running(config, tracer) as daemon:
             box = Box(server.url, daemon, client, client.jetstream(), folder / "data", heard=heard)
             await eventually(lambda: bool(daemon.listening) and daemon.health.ready().ready, "readiness")
             yield box

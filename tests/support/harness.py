@@ -134,10 +134,16 @@ class Broker:
 class Harness:
     """The lane over all its lives: stream, files, clock. ``settings`` are dotted keys of the configuration."""
 
-    def __init__(self, folder: Path, settings: Json | None = None, script: Script | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Json | None = None,
+        script: Script | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.folder = folder
         self.config = load_config(None, {}, SETTINGS | {"data_dir": str(folder)} | (settings or {}))
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.broker = Broker()
         self.script = script or Script()
         self.fallback: Summarizer | None = None

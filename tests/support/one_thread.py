@@ -3,7 +3,7 @@
 The database is the real one and every statement is executed; only the thread it would run on is the event
 loop's. In its place each hop gives way a few times, by a seed: other tasks run in between as they would beside
 a thread, and the same seed gives the same course. When nothing is left to do, the clock is put forward to the
-next timer, so that nobody waits.
+next timer, so that nobody waits. What is digested twice is digested once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from typing import Any
 
 import aiosqlite
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
+import structlog
+
+from protocol import codec
 
 _MOST_TURNS = 3
+_REMEMBERED = 4_096
+
+_canonical = codec.canonical
+_forms: dict[bytes, bytes] = {}
 
 
 class _Jump(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
@@ -34,15 +40,14 @@ class _Jump(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
 
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0)
-        if ready:
-            return ready
-        if timeout is None:
-            raise RuntimeError("every task waits for another and no timer runs")
-        self.now += timeout
+        if not ready:
+            if timeout is None:
+                raise RuntimeError("every task waits for another, and no timer runs")
+            self.now += timeout
         return ready
 
 
-class JumpingLoop(asyncio.SelectorEventLoop):
+class _Loop(asyncio.SelectorEventLoop):
     """An event loop whose time is what its timers say."""
 
     def __init__(self) -> None:
@@ -62,37 +67,50 @@ class _Inline:
 
     async def _execute(self, work: Callable[[], Any]) -> Any:
         await _give_way(self._turns)
-        result = work()
-        await _give_way(self._turns)
-        return result
+        try:
+            return work()
+        finally:
+            await _give_way(self._turns)
 
     async def close(self) -> None:
         self._conn.close()
 
 
 async def _give_way(turns: random.Random) -> None:
-    for _ in range(turns.randrange(_MOST_TURNS)):
+    for _ in range(int(turns.random() * _MOST_TURNS)):
         await asyncio.sleep(0)
+
+
+def _remembered(value: Any) -> bytes:
+    told = codec.encode(value)
+    form = _forms.get(told)
+    if form is None:
+        if len(_forms) >= _REMEMBERED:
+            _forms.clear()
+        form = _forms[told] = _canonical(value)
+    return form
 
 
 @contextmanager
 def one_thread(seed: int) -> Iterator[None]:
+    """Until the end of the block every database opened, and every piece of work sent to a thread, runs so."""
     turns = random.Random(seed)
 
-    async def connect(uri: str, **options: Any) -> Any:
-        return _Inline(sqlite3.connect(uri, **options), turns)
+    async def connect(name: str, **options: Any) -> Any:
+        return _Inline(sqlite3.connect(name, **options), turns)
 
     async def inline(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
         await _give_way(turns)
         return work(*args)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs():
         patch.setattr(aiosqlite, "connect", connect)
         patch.setattr(anyio.to_thread, "run_sync", inline)
+        patch.setattr(codec, "canonical", _remembered)
         yield
 
 
 def run(work: Callable[..., Awaitable[Any]], *args: Any, seed: int = 0) -> Any:
-    """``anyio.run`` on one thread."""
+    """As ``anyio.run``, on one thread, with the turns of this seed."""
     with one_thread(seed):
-        return anyio.run(work, *args, backend_options={"loop_factory": JumpingLoop})
+        return anyio.run(work, *args, backend_options={"loop_factory": _Loop})

@@ -17,7 +17,7 @@ from sidecar.config_shape import KEYS, TABLES, Config
 from sidecar.config_values import allowed
 from sidecar.core import transitions
 from sidecar.core.validation import CHECKS, Check
-from sidecar.metric_labels import RESUME_CODES, RUN_CODES
+from sidecar.metric_labels import RESUME_CODES, RUN_CODES, SEVERITIES
 from sidecar.metric_surface import PREFIX, SURFACE
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
@@ -154,14 +154,17 @@ def candidate() -> str:
 def run_checks() -> str:
     """What is watched while a run goes on."""
     return table(
-        ("code", "what it catches", "what happens then"),
-        ((f"`{code}`", *RUN_MEANINGS[code]) for code in RUN_CODES),
+        ("code", "severity", "what it catches", "what happens then"),
+        ((f"`{code}`", SEVERITIES[code], *RUN_MEANINGS[code]) for code in RUN_CODES),
     )
 
 
 def resume_checks() -> str:
     """What is compared when an agent resumes."""
-    return table(("code", "what it catches"), ((f"`{code}`", RESUME_MEANINGS[code]) for code in RESUME_CODES))
+    return table(
+        ("code", "severity", "what it catches"),
+        ((f"`{code}`", SEVERITIES[code], RESUME_MEANINGS[code]) for code in RESUME_CODES),
+    )
 
 
 def authorize() -> str:

@@ -155,11 +155,11 @@ async def too_much(request: SummarizeRequest) -> SummarizeReply:
     fields = msgspec.to_builtins(digest(request))
     first = request.exchanges[0]
     ref = f"event:{first.event_id}" if first.event_id else f"pos:{first.position}"
-    more = [{"text": f"looked at part {letter} of the tree", "refs": [ref]} for letter in _letters(2_000)]
+    more = [{"text": f"looked at part {name} of the tree, " * 14, "refs": [ref]} for name in _names(120)]
     return reply(fields | {"observations": [*fields["observations"], *more]})
 
 
-def _letters(count: int) -> list[str]:
+def _names(count: int) -> list[str]:
     return ["".join(chr(97 + int(digit)) for digit in str(number)) for number in range(count)]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -14,72 +15,128 @@ import anyio
 from hypothesis import strategies as st
 
 from protocol.codec import digest
-from sidecar.core.state import Lane, encode_head, ledger_value
+from sidecar.core.protected import protected_digest
+from sidecar.core.state import Lane, ledger_value
 from sidecar.desk import fold_settings_of
+from sidecar.metrics import Metrics
+from sidecar.transport.pump import Delivery
 from support.harness import LANE, MODEL, TENANT, Fault, Harness, Killed, Life
 from support.summaries import BAD, good
-from support.tellings import MESSAGE, OPERATIONS
+from support.tellings import OPERATIONS, Deal, Telling, calm_telling, words
+from support.tellings import telling as any_telling
 from support.truth import Truth
 
+Piece = tuple[Any, ...]
+Step = tuple[Any, ...]
 RUNS = ("r", "c", "g")
 BEHAVIOURS = {"good": good, **BAD}
 QUICK = sorted(set(BEHAVIOURS) - {"never"})
 
-_RUN = st.sampled_from(["r", "r", "r", "c"])
+METRICS = Metrics()
+"""One set for all voyages: making one takes as long as reading a hundred messages."""
+
+_RUN = ("r", "r", "r", "c")
+_ORDERS = tuple(itertools.permutations(range(3)))
+_EARLIER = 200
 
 
-def _in_window(message: Any) -> Any:
+def _window(telling: Telling) -> Telling:
     """The same with a window in which there is something to compact."""
-    run, channel, type_, fields = message
+    run, channel, type_, fields = telling
     return (run, channel, type_, fields | {"model": MODEL} if "model" in fields else fields)
 
 
-_ANY = MESSAGE.filter(lambda message: message[2] != "usage.reported").map(_in_window)
-_CALM = _ANY.filter(
-    lambda message: (
-        "seq" not in message[3]
-        and "session" not in message[3]
-        and message[2] not in ("run.finished", "run.paused", "tool.called", "operation.dispatched")
-    )
-)
-_TURN = st.tuples(st.just("turn"), _RUN, st.integers(2_000, 6_000), st.booleans())
-_SAID = st.tuples(st.just("said"), _CALM)
-_SLIP = st.one_of(
-    st.tuples(st.just("said"), _ANY),
-    st.tuples(st.just("again"), st.integers(0, 200)),
-    st.tuples(st.just("other"), st.integers(0, 200)),
-)
-_PARALLEL = st.tuples(
-    st.just("parallel"), _RUN, st.permutations(range(3)), st.integers(500, 3_000), st.integers(0, 3)
-)
-PIECES = st.lists(
-    st.tuples(st.one_of(_SAID, _SAID, _SAID, _SLIP), st.one_of(_TURN, _TURN, _PARALLEL)),
-    min_size=3,
-    max_size=7,
-).map(lambda pairs: [piece for pair in pairs for piece in pair])
-BATCH = st.sampled_from([1, 2, 3, 5, 8, 256])
+def _said(deal: Deal) -> Piece:
+    return ("said", _window(calm_telling(deal)))
 
-_BY_TIME = st.sampled_from([1.0, 70.0, 400.0]).map(lambda seconds: ("wait", seconds))
-_FAULT = st.tuples(st.just("fault"), st.sampled_from(["refused", "before", "after"]), st.integers(0, 6))
-_COMPACT = st.tuples(st.just("compact"), _RUN, st.sampled_from(["good", "good", "good", *QUICK]))
-_ASK = st.tuples(st.just("ask"), _RUN, OPERATIONS, st.sampled_from(["q1", "q2", "q3"]))
-_EVENT = st.one_of(
-    _COMPACT,
-    _COMPACT,
-    _FAULT,
-    _ASK,
-    _BY_TIME,
-    st.just(("crash",)),
-    st.tuples(st.just("stop"), _RUN, st.integers(0, 20)),
-    st.tuples(st.just("taken_up"), _RUN),
-    st.tuples(st.just("publish"), _RUN),
-    st.tuples(st.just("read"), BATCH),
+
+def _slip(deal: Deal) -> Piece:
+    """Something that comes again, something that is refused, or anything at all."""
+    kind = deal.pick(("said", "again", "other"))
+    if kind != "said":
+        return (kind, deal.below(_EARLIER))
+    telling = any_telling(deal)
+    # A figure of the provider's would decide by itself what is compacted.
+    return ("said", _window(telling)) if telling[2] != "usage.reported" else _said(deal)
+
+
+def _turn(deal: Deal) -> Piece:
+    return ("turn", deal.pick(_RUN), 2_000 + 500 * deal.below(8), deal.pick((False, True)))
+
+
+def _parallel(deal: Deal) -> Piece:
+    return ("parallel", deal.pick(_RUN), deal.pick(_ORDERS), 500 + 500 * deal.below(6), deal.below(4))
+
+
+def pair(word: int) -> list[Piece]:
+    """Something that is said, and a turn: the turns are what there is to compact."""
+    deal = Deal(word)
+    said = deal.pick((_said, _said, _said, _slip))
+    return [deal.pick((_turn, _turn, _parallel))(deal), said(deal)][::-1]
+
+
+def pieces(least: int, most: int) -> st.SearchStrategy[list[Piece]]:
+    """So many pairs of them."""
+    return words(least, most).map(lambda drawn: [piece for word in drawn for piece in pair(word)])
+
+
+PIECES = pieces(3, 7)
+BATCHES = (1, 2, 3, 5, 8, 256)
+BATCH = st.sampled_from(BATCHES)
+
+_ASKED = ("q1", "q2", "q3")
+_ANSWERS = ("good", "good", "good", *QUICK)
+_EVENTS = (
+    *("compact",) * 6,
+    *("fault",) * 2,
+    *("crash",) * 2,
+    *("ask", "stop", "wait", "taken_up", "publish", "read", "read"),
 )
-_EVENTS = st.lists(_EVENT, min_size=1, max_size=4)
-LEG = st.tuples(PIECES, BATCH, _EVENTS, _COMPACT, _EVENTS).map(
-    lambda leg: [("tell", leg[0]), ("read", leg[1]), *leg[2], leg[3], *leg[4], ("read_all", leg[1])]
+
+
+def _event(deal: Deal) -> Step:
+    name = deal.pick(_EVENTS)
+    match name:
+        case "compact":
+            return (name, deal.pick(_RUN), deal.pick(_ANSWERS))
+        case "fault":
+            return (name, deal.pick(("refused", "before", "after")), deal.below(7))
+        case "ask":
+            return (name, deal.pick(_RUN), deal.pick(OPERATIONS), deal.pick(_ASKED))
+        case "stop":
+            return (name, deal.pick(_RUN), deal.below(21))
+        case "wait":
+            return (name, deal.pick((1.0, 70.0, 400.0)))
+        case "read":
+            return (name, deal.pick(BATCHES))
+        case "crash":
+            return (name,)
+        case _:
+            return (name, deal.pick(_RUN))
+
+
+def _leg(word: int, told: list[int]) -> list[Step]:
+    deal = Deal(word)
+    batch = deal.pick(BATCHES)
+    before, after = deal.below(3), deal.below(3)
+    events = [_event(deal) for _ in range(before)]
+    compaction = ("compact", deal.pick(_RUN), deal.pick(_ANSWERS))
+    # What is left of the word is little: the rest is dealt by the last of what is told.
+    later = Deal(told[-1] * 7919)
+    events += [compaction, *(_event(later) for _ in range(after))]
+    return [("tell", [piece for one in told for piece in pair(one)]), ("read", batch), *events]
+
+
+_LEG_WORDS = 4
+STEPS = words(2 * _LEG_WORDS, 4 * _LEG_WORDS).map(
+    lambda drawn: [
+        step
+        for at in range(0, len(drawn), _LEG_WORDS)
+        for step in _leg(drawn[at], drawn[at + 1 : at + _LEG_WORDS] or [0])
+    ]
 )
-STEPS = st.lists(LEG, min_size=2, max_size=4).map(lambda legs: [step for leg in legs for step in leg])
+"""Legs of a voyage: some is told and read, a compaction is asked for, and before and after it anything may
+happen."""
 
 
 _SILENT = frozenset({"tell", "wait", "fault", "taken_up"})
@@ -95,13 +152,6 @@ class Voyage:
         self.taken = 0
         self.seen: dict[str, list[Seen]] = {}
         """By run: every packet asked for, in order."""
-        self.digests: dict[tuple[str, int], set[str]] = {}
-        """(run, ledger version) → the digests the protected part had then; relatives may change it."""
-        self.ledgers: dict[tuple[str, int], set[str]] = {}
-        """(run, ledger version) → the digests its ledger had then."""
-        self._heads: dict[str, bytes] = {}
-        self.handoffs: dict[tuple[str, int], set[str]] = {}
-        """(run, position) → the same."""
         self.together: list[tuple[str, list[str]]] = []
         """Run and event ids of what no boundary may part."""
         self.acts: list[tuple[str, str, str]] = []
@@ -134,18 +184,20 @@ class Voyage:
     # --- steps ------------------------------------------------------------------------------------------
 
     async def sail(self, steps: Sequence[Any]) -> None:
-        """Perform the steps over as many lives as it takes; agree with the truth after each."""
+        """Perform the steps over as many lives as it takes; agree with the truth of one run after each, of all
+        at the end."""
         left = deque(steps)
+        asked = itertools.cycle(("r", "c", "r", "g"))
         over = False
         while not over:
             try:
                 async with self.harness.alive() as life:
-                    await self.agree(life)
+                    await self.agree(life, [next(asked)])
                     while left:
                         step = left.popleft()
                         await self.step(life, step)
                         if step[0] not in _SILENT:
-                            await self.agree(life)
+                            await self.agree(life, [next(asked)])
                     self.harness.fault = None
                     await life.read_all()
                     await self.agree(life)
@@ -195,32 +247,24 @@ class Voyage:
     # --- what must hold ---------------------------------------------------------------------------------
 
     def follow(self, life: Life) -> None:
-        """Take the truth to where the daemon has read, message by message."""
-        stream = self.harness.broker.stream
-        while self.taken < life.desk.cursor.stream_seq:
-            self.truth.take(stream[self.taken : self.taken + 1])
-            self.taken += 1
-            for run, ledger in self.truth.runs.items():
-                said = self.digests.setdefault((run, ledger.head.version), set())
-                said.add(self.truth.protected_digest(run))
-                head = encode_head(ledger.head)
-                if ledger.changed or self._heads.get(run) != head:
-                    whole = digest(ledger_value(ledger))
-                    self.ledgers.setdefault((run, ledger.head.version), set()).add(whole)
-                    self.handoffs.setdefault((run, ledger.head.position), set()).add(whole)
-                    self._heads[run] = head
-                    ledger.changed.clear()
+        """Take the truth to where the daemon has read."""
+        through = life.desk.cursor.stream_seq
+        self.truth.take(self.harness.broker.stream[self.taken : through])
+        self.taken = max(self.taken, through)
 
-    async def agree(self, life: Life) -> None:
+    async def agree(self, life: Life, runs: Sequence[str] = ()) -> None:
         """Ledger, every answer and the protected part are those of the stream alone; what left a packet
-        left it for a message that says so."""
+        left it for a message that says so. ``runs``: all there are, if none are named."""
         self.follow(life)
-        for run, value in self.truth.values().items():
-            assert await life.value(run) == value
+        for run in runs or sorted(self.truth.runs):
+            if run not in self.truth.runs:
+                continue
+            assert await life.value(run) == ledger_value(self.truth.runs[run])
             assert await life.looks(run) == self.truth.looks(run)
             packet = await life.packet(run)
-            assert packet["protected_digest"] == self.truth.protected_digest(run)
-            prove_shown(packet, self.truth.protected(run))
+            protected = self.truth.protected(run)
+            assert packet["protected_digest"] == protected_digest(protected)
+            prove_shown(packet, protected)
             seen = self.seen.setdefault(run, [])
             seen.append(Seen.of(packet, self.truth))
             if len(seen) > 1:
@@ -228,32 +272,27 @@ class Voyage:
 
     async def arrived(self, life: Life) -> None:
         """What must hold at the end of every voyage, whatever happened on it."""
+        told = Told()
         for run in self.truth.runs:
             await prove_coverage(life, self.truth, run)
             await self.prove_pairs(life, run)
             for receipt in await life.receipts(run):
                 handoff = receipt["handoff"]
-                assert handoff["ledger_digest"] in self.handoffs[run, handoff["position"]]
-            self.prove_states(run)
+                told.handoff(run, handoff["position"], handoff["ledger_digest"])
+            newest = 0
+            for state in self.harness.sent("state", run):
+                assert state["ledger_digest"] == digest(state["ledger"])
+                told.ledger(run, state["ledger_version"], state["ledger_digest"])
+                # No newer state has an older checkpoint: a new owner would begin with it.
+                checkpoint = state["checkpoint"]
+                version = checkpoint["version"] if checkpoint else 0
+                assert version >= newest
+                newest = version
+            for packet in self.harness.sent("packet", run):
+                told.protected(run, packet["ledger_version"], packet["protected_digest"])
         for run, record, code in self.acts:
             assert self.truth.decided[run, record].code == code
-        for sent in self.harness.broker.sent:
-            if sent.kind == "packet":
-                packet = sent.body
-                assert packet["protected_digest"] in self.digests[sent.run, packet["ledger_version"]]
-
-    def prove_states(self, run: str) -> None:
-        """What a new owner would read: each state is one the ledger had, and no newer one has an older
-        checkpoint."""
-        newest = 0
-        for state in self.harness.sent("state", run):
-            said = self.ledgers[run, state["ledger_version"]]
-            assert state["ledger_digest"] in said
-            assert digest(state["ledger"]) in said
-            checkpoint = state["checkpoint"]
-            version = checkpoint["version"] if checkpoint else 0
-            assert version >= newest
-            newest = version
+        told.prove(Truth(Lane(settings=fold_settings_of(self.harness.config))), self.harness.broker.stream)
 
     async def prove_pairs(self, life: Life, run: str) -> None:
         """No boundary parts what belongs together."""
@@ -263,6 +302,37 @@ class Voyage:
                 if of_run == run:
                     sides = {position[name] <= row.covers_through for name in ids if name in position}
                     assert len(sides) <= 1, (row.covers_through, ids)
+
+
+class Told:
+    """What the daemon said of a run at some version or position, to be found again in the stream alone."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[tuple[str, str, int], set[str]] = {}
+
+    def ledger(self, run: str, version: int, said: str) -> None:
+        self._wanted.setdefault(("ledger", run, version), set()).add(said)
+
+    def handoff(self, run: str, position: int, said: str) -> None:
+        self._wanted.setdefault(("handoff", run, position), set()).add(said)
+
+    def protected(self, run: str, version: int, said: str) -> None:
+        self._wanted.setdefault(("protected", run, version), set()).add(said)
+
+    def prove(self, truth: Truth, stream: Sequence[Delivery]) -> None:
+        """Each was so while the run was there; relatives and records may change it meanwhile."""
+        left = {key: set(said) for key, said in self._wanted.items()}
+        for delivery in stream:
+            truth.take([delivery])
+            for run, ledger in truth.runs.items():
+                whole = ("ledger", run, ledger.head.version), ("handoff", run, ledger.head.position)
+                for key in whole:
+                    if left.get(key):
+                        left[key].discard(digest(ledger_value(ledger)))
+                key = ("protected", run, ledger.head.version)
+                if left.get(key):
+                    left[key].discard(truth.protected_digest(run))
+        assert not any(left.values()), left
 
 
 class Seen:

@@ -15,6 +15,9 @@ DEFAULTS = {
     "mode": "live",
     "nats.url": "nats://127.0.0.1:4222",
     "nats.creds": None,
+    "nats.ca": None,
+    "nats.cert": None,
+    "nats.key": None,
     "nats.replicas": 1,
     "admin.listen": "127.0.0.1:9464",
     "authority.required": True,
@@ -45,10 +48,12 @@ DEFAULTS = {
     "intake.gap_after_seconds": 30.0,
     "intake.max_event_bytes": 1048576,
     "intake.batch": 256,
+    "intake.content_mib": 1024,
     "lease.seconds": 15.0,
     "lease.max_lanes": 64,
     "logs.level": "info",
     "logs.format": "auto",
+    "storage.max_mib": None,
     "drain.seconds": 20.0,
     "redaction.enabled": True,
     "redaction.patterns": (),
@@ -96,6 +101,9 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         "mode": "shadow",
         "nats.url": "tls://n1:4222,tls://n2",
         "nats.creds": str(creds),
+        "nats.ca": str(creds),
+        "nats.cert": str(creds),
+        "nats.key": str(creds),
         "nats.replicas": "3",
         "admin.listen": "[::1]:0",
         "authority.required": "false",
@@ -126,10 +134,12 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         "intake.gap_after_seconds": "3",
         "intake.max_event_bytes": "2048",
         "intake.batch": "1",
+        "intake.content_mib": "0",
         "lease.seconds": "0.5",
         "lease.max_lanes": "2",
         "logs.level": "debug",
         "logs.format": "json",
+        "storage.max_mib": "64",
         "drain.seconds": "0",
         "redaction.enabled": "false",
         "redaction.patterns": '[{"name":"badge","regex":"BADGE-([0-9]{6})"}]',
@@ -152,6 +162,9 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         [nats]
         url = "tls://n1:4222,tls://n2"
         creds = "{creds}"
+        ca = "{creds}"
+        cert = "{creds}"
+        key = "{creds}"
         replicas = 3
         [admin]
         listen = "[::1]:0"
@@ -189,12 +202,15 @@ def test_every_key_can_come_from_file_variable_and_flag(tmp_path: Path) -> None:
         gap_after_seconds = 3
         max_event_bytes = 2048
         batch = 1
+        content_mib = 0
         [lease]
         seconds = 0.5
         max_lanes = 2
         [logs]
         level = "debug"
         format = "json"
+        [storage]
+        max_mib = 64
         [drain]
         seconds = 0
         [redaction]

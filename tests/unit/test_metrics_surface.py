@@ -64,6 +64,7 @@ SURFACE: dict[str, tuple[str, tuple[str, ...]]] = {
     "ask_seconds": (H, ("verb",)),
     "ask_errors_total": (C, ("code",)),
     "storage_bytes": (G, ()),
+    "storage_free_bytes": (G, ()),
     "storage_errors_total": (C, ("kind",)),
     "lanes_lost_total": (C, ()),
     "takeover_seconds": (H, ()),
@@ -209,6 +210,7 @@ def test_each_verb_moves_its_series() -> None:
     metrics.asked("fetch", 0.2, "behind")
     metrics.storage_full(True)
     metrics.storage_size(4096)
+    metrics.storage_free(8192)
     metrics.storage_failed("busy")
     metrics.lane_flap("main")
     metrics.took_over(1.5)
@@ -261,6 +263,7 @@ def test_each_verb_moves_its_series() -> None:
         (1, "ask_errors_total", {"code": "behind"}),
         (1, "storage_full", {}),
         (4096, "storage_bytes", {}),
+        (8192, "storage_free_bytes", {}),
         (1, "storage_errors_total", {"kind": "busy"}),
         (1, "lanes_lost_total", {}),
         (1, "takeover_seconds_count", {}),

@@ -40,7 +40,7 @@ async def test_a_copy_is_of_one_moment_and_can_be_put_back(tmp_path: Path) -> No
     copy = tmp_path / "copy.db"
     assert (size, copy.stat().st_mode & 0o777) == (copy.stat().st_size, 0o600)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.db", "one"]
-    assert await restore(copy, tmp_path / "two") == 3
+    assert await restore(copy, tmp_path / "two") == 4
     async with opened(tmp_path / "two") as store:
         found = await store.tail(TENANT, LANE, "r1", after=-1)
         assert [message.version for message in found] == list(range(1, 301))

@@ -1,0 +1,125 @@
+"""Rows 1, 2 and 13: what a durable event costs beside the bare loop and beside the obvious build.
+
+A backlog in one broker is read by each loop in a process of its own, one after the other, in changing order.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from benchmarks.figures import Row, at_least, at_most, ratios
+from benchmarks.load import fill
+from benchmarks.material import Material
+from benchmarks.places import Run, broker, copied, daemon, prepared, pump, turned
+from benchmarks.talking import Child, Json
+from protocol.codec import decode_event
+from sidecar.core import policy
+from sidecar.core.budget import BudgetSettings, observe
+from sidecar.view import View
+
+_WAIT = 300.0
+KINDS = ("daemon", "bare", "plain", "obvious")
+
+
+async def ingest(run: Run, wanted: set[str]) -> list[Row]:
+    """Rows 1, 2, 13."""
+    count, runs = run.sizes.ingest, run.sizes.runs
+    source = await prepared(run, f"ingest-{count}", lambda folder: _stored(folder, count, runs))
+    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for round_ in range(run.rounds):
+        folder = run.folder("ingest")
+        copied(source / "nats", folder / "nats")
+        async with broker(folder) as server:
+            for kind in turned(list(KINDS), round_):
+                run.say(f"round {round_ + 1} of {run.rounds}: {kind}")
+                told = await _drained(kind, server.url, folder, count)
+                rates[kind].append(told["events"] / told["seconds"])
+                cpu[kind].append(told["cpu"] / told["events"])
+        run.drop(folder)
+    sizes = {"events": count, "runs": runs, "bytes each": 1024, "batch": 256}
+    share = _budget_share(run, rates["bare"])
+    made = [
+        _first(rates, cpu, sizes),
+        _second(rates, sizes),
+        _thirteenth(share, sizes),
+    ]
+    return [row for row in made if row.number in wanted]
+
+
+async def _stored(folder: Path, count: int, runs: int) -> None:
+    async with broker(folder) as server:
+        fill(server.url, "WK_IN", Material(runs), 0, count)
+
+
+async def _drained(kind: str, url: str, folder: Path, count: int) -> Json:
+    child: Child = daemon(url, folder) if kind == "daemon" else pump(kind, url, folder)
+    async with child:
+        return await child.ask("wait", sequence=count, seconds=_WAIT)
+
+
+def _first(rates: dict[str, list[float]], cpu: dict[str, list[float]], sizes: Json) -> Row:
+    row = Row(
+        "1",
+        "durable ingest against the bare pump",
+        "stream to commit, by the daemon's process (decode, dedupe, redaction, ledger, budget, hash chain, "
+        "metrics, one transaction, FULL) while it reads a backlog, from its first commit to its last; against "
+        "a pull pump without acknowledgements that decodes and stores rows unique by (run, seq), FULL. Packets "
+        "are not made before a backlog is read",
+        sizes=sizes,
+    )
+    row.add("rate, daemon / bare pump", ratios(rates["daemon"], rates["bare"]), at_least(0.80))
+    row.add("rate, daemon / bare pump without the unique index", ratios(rates["daemon"], rates["plain"]))
+    row.add("processor time per event, daemon / bare pump", ratios(cpu["daemon"], cpu["bare"]))
+    row.add("daemon", rates["daemon"], unit="events/s")
+    row.add("bare pump", rates["bare"], unit="events/s")
+    return row
+
+
+def _second(rates: dict[str, list[float]], sizes: Json) -> Row:
+    row = Row(
+        "2",
+        "durable ingest against the obvious build",
+        "as row 1; against fetch(256) on a durable consumer, aiosqlite statement by statement, FULL, and an "
+        "acknowledgement for each message, the same tables as the bare pump",
+        sizes=sizes,
+    )
+    row.add("rate, daemon / obvious build", ratios(rates["daemon"], rates["obvious"]), at_least(2.0))
+    row.add("obvious build", rates["obvious"], unit="events/s")
+    return row
+
+
+def _thirteenth(share: tuple[list[float], list[float]], sizes: Json) -> Row:
+    row = Row(
+        "13",
+        "budget and estimate as a share of the bare pump's time",
+        "core.budget.observe (with the estimate) and core.policy.follow for each event, in process, over the "
+        "time the bare pump of row 1 took for one",
+        sizes=sizes,
+    )
+    row.add("budget and estimate / bare pump's time per event", share[0], at_most(0.10))
+    row.add("budget and estimate", share[1], unit="us/event")
+    return row
+
+
+def _budget_share(run: Run, bare: list[float]) -> tuple[list[float], list[float]]:
+    """The core's work on the figure for the events of row 1, decoded before the clock starts."""
+    runs, count = run.sizes.runs, min(run.sizes.ingest, 10_000)
+    material, settings = Material(runs), BudgetSettings()
+    events = [
+        (i % runs, i // runs + 1, decode_event(material.payload(i), run=material.run(i), channel="event"))
+        for i in range(count)
+    ]
+    costs = []
+    for _ in range(run.rounds):
+        views = [View() for _ in range(runs)]
+        began = time.perf_counter()
+        for at, position, event in events:
+            view = views[at]
+            observed = observe(
+                view.budget, event, position=position, current=True, late=False, settings=settings
+            )
+            policy.follow(view.course, view.budget, observed, settings)
+        costs.append((time.perf_counter() - began) / count)
+    return [cost * rate for cost, rate in zip(costs, bare, strict=True)], [cost * 1e6 for cost in costs]
