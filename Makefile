@@ -13,7 +13,7 @@ if $(BIN)/python -m pip --version >/dev/null 2>&1; \
 	else $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --editable $(1); fi
 endef
 
-.PHONY: demo test lint pages clean
+.PHONY: demo test lint pages clean bench soak
 
 $(BIN)/python:
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "Watchkeeper needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -46,6 +46,31 @@ lint: $(VENV)/.dev
 pages: $(VENV)/.dev
 	$(BIN)/python tests/support/pages.py
 
+# Every row of tests/benchmarks, about 25 minutes; one or some: make bench ARGS="--rows 1,2". The other frameworks
+# of row 6 get an environment of their own; without them the row names them as missing.
+PEERS := $(VENV)/peers
+
+$(PEERS)/.done: pyproject.toml | $(BIN)/python
+	@echo "Installing the peers of the benchmarks into $(PEERS) (once) ..."
+	@$(MAKE) --no-print-directory install-peers || echo "They cannot be had; their row will name them as missing." >&2
+	@mkdir -p $(PEERS) && touch $@
+
+.PHONY: install-peers
+install-peers:
+	@$(PYTHON) -m venv $(PEERS) >/dev/null 2>&1 || $(PYTHON) -m venv --without-pip $(PEERS)
+	@$(MAKE) --no-print-directory VENV=$(PEERS) install-bench
+
+.PHONY: install-bench
+install-bench:
+	@$(call install,'.[bench]')
+
+bench: $(VENV)/.dev $(PEERS)/.done
+	$(BIN)/python -m tests.benchmarks --peers $(PEERS)/bin/python $(ARGS)
+
+MINUTES ?= 30
+soak: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .benchmarks .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,13 +44,28 @@ class Cursor(Struct, frozen=True, kw_only=True):
 
 
 class Tombstone(Struct, frozen=True, kw_only=True):
-    """A forgotten run: bodies are gone, the chain of heads through ``through`` ends in ``hash_chain``."""
+    """A forgotten run: bodies are gone, the chain of heads through ``through`` ends in ``hash_chain``.
+
+    ``through`` is the ledger's version, ``position`` the newest position of the run.
+    """
 
     run: str
     through: Count
     hash_chain: str
     at: Instant
     reason: str
+    position: Count | UnsetType = UNSET
+
+
+class StatePacket(Struct, frozen=True, kw_only=True):
+    """The newest packet that shortened the context, as the message list to go on with begins with it.
+
+    ``checkpoint_id`` is of the checkpoint it stands on, None before the first.
+    """
+
+    packet_id: str
+    text: str
+    checkpoint_id: str | None
 
 
 class RunState(Struct, frozen=True, kw_only=True):
@@ -69,6 +84,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     settings: Settings | None
     hash_chain: str
     tombstones: tuple[Tombstone, ...] = ()
+    packet: StatePacket | UnsetType = UNSET
 
 
 class Blob(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Final, Literal, NamedTuple, get_args
 
 from protocol.identifiers import is_digest, is_token
@@ -14,6 +15,8 @@ STREAM_REJECTED: Final = "WK_REJECTED"
 STREAM_STATE: Final = "WK_STATE"
 BUCKET_BLOBS: Final = "WK_BLOBS"
 BUCKET_CONTENT: Final = "WK_CONTENT"
+CONTENT_PIECES: Final = f"$O.{BUCKET_CONTENT}.C."
+CONTENT_DESCRIPTIONS: Final = f"$O.{BUCKET_CONTENT}.M."
 
 LANE_TOKEN: Final = "_lane"
 """Stands in the run's place for what belongs to the lane itself."""
@@ -166,19 +169,42 @@ def summarize_filter(tenant: str, lane: str) -> str:
     return f"{PREFIX}.summarize.{_token('tenant', tenant)}.{_token('lane', lane)}.*"
 
 
-def content_prefix(tenant: str, lane: str, run: str) -> str:
-    """How the names of a run's objects in the bucket ``WK_CONTENT`` begin. Raises ValueError for a bad token."""
-    return f"{_token('tenant', tenant)}/{_token('lane', lane)}/{_token('run', run)}/"
-
-
 def content_object(tenant: str, lane: str, run: str, digest: str) -> str:
     """Name of the object that holds the text with this digest (``sha256:<hex>``) of a run.
 
     Raises ValueError for a bad token or digest.
     """
+    return f"{content_prefix(tenant, lane, run)}{_hex(digest)}"
+
+
+def content_prefix(tenant: str, lane: str, run: str) -> str:
+    """How the names of a run's objects begin. Raises ValueError for a bad token."""
+    return f"{_token('tenant', tenant)}/{_token('lane', lane)}/{_token('run', run)}/"
+
+
+def content_pieces(tenant: str, lane: str, run: str, digest: str) -> str:
+    """Subject of the object's pieces: it follows from the name, so that permissions can be given by lane.
+
+    Raises ValueError for a bad token or digest.
+    """
+    return content_pieces_filter(tenant, lane, run)[:-1] + _hex(digest)
+
+
+def content_pieces_filter(tenant: str, lane: str, run: str) -> str:
+    """Every piece of every object of a run. Raises ValueError for a bad token."""
+    whose = f"{_token('tenant', tenant)}.{_token('lane', lane)}.{_token('run', run)}"
+    return f"{CONTENT_PIECES}{whose}.*"
+
+
+def content_description(name: str) -> str:
+    """Subject of an object's description, which the daemon does not read."""
+    return CONTENT_DESCRIPTIONS + base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _hex(digest: str) -> str:
     if not is_digest(digest):
         raise ValueError(f"not a digest: {digest[:160]!r}")
-    return content_prefix(tenant, lane, run) + digest.removeprefix("sha256:")
+    return digest.removeprefix("sha256:")
 
 
 def _split(subject: str, area: str, count: int) -> list[str]:

@@ -1,11 +1,13 @@
 """The local HTTP face: health, metrics and one page for the operator.
 
-It shows and never changes anything. The only place that serves HTTP. The page needs nothing from elsewhere,
-runs no script, and treats every text of a run as hostile.
+It shows and never changes anything. The only place that serves HTTP, in a thread of its own, so that a daemon
+whose event loop is stuck still says so. The page needs nothing from elsewhere, runs no script, and treats every
+text of a run as hostile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import heapq
@@ -16,8 +18,10 @@ from contextlib import contextmanager
 from typing import Final
 
 import anyio
+import anyio.to_thread
 import uvicorn
 from anyio.abc import TaskStatus
+from anyio.from_thread import BlockingPortal
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -32,6 +36,7 @@ from sidecar.metrics import Metrics
 MAX_ROWS: Final = 200
 _MAX_GOAL_CHARS: Final = 160
 _STOP_SECONDS: Final = 2
+_PAGE_SECONDS: Final = 5.0
 _STYLE: Final = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:2em;color:#222;background:#fff}"
     "table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3em .8em;vertical-align:top;"
@@ -70,7 +75,10 @@ class ListenError(OSError):
 
 
 def build(health: Health, metrics: Metrics, runs: Callable[[], Sequence[RunView]]) -> Starlette:
-    """The application over these sources; each request reads them anew and nothing else."""
+    """The application over these sources; each request reads them anew and nothing else.
+
+    `health` and `metrics` are read in the server's thread, `runs` is called in the daemon's event loop.
+    """
 
     async def healthz(_request: Request) -> Response:
         live = health.alive()
@@ -87,8 +95,11 @@ def build(health: Health, metrics: Metrics, runs: Callable[[], Sequence[RunView]
         content_type, body = metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={**_HEADERS, "Content-Type": content_type})
 
-    async def page(_request: Request) -> Response:
-        return HTMLResponse(render_page(runs(), health), headers=_PAGE_HEADERS)
+    async def page(request: Request) -> Response:
+        shown = request.app.state.daemon.start_task_soon(runs)
+        with anyio.move_on_after(_PAGE_SECONDS):
+            return HTMLResponse(render_page(await asyncio.wrap_future(shown), health), headers=_PAGE_HEADERS)
+        return _answer(False, {"error": "the daemon is busy"})
 
     return Starlette(
         routes=[
@@ -164,17 +175,9 @@ def _text(text: str, limit: int = 300) -> str:
 class _Server(uvicorn.Server):
     """The server without its own signal handlers: signals belong to the composition root."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = anyio.Event()
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
 
 
 async def serve(
@@ -182,7 +185,8 @@ async def serve(
 ) -> None:
     """Serve until cancelled; reports the bound address as the task's start value, `host:port`.
 
-    Raises `ListenError` if the address cannot be had. On cancellation open requests get at most two seconds.
+    Raises `ListenError` if the address cannot be had. On cancellation open requests get at most two seconds. The
+    socket takes connections from the first moment on.
     """
     sock = await _bind(listen)
     config = uvicorn.Config(
@@ -204,12 +208,12 @@ async def serve(
     async def run() -> None:
         # Cancelling the server itself would leave its sockets open; it is told to stop instead.
         with anyio.CancelScope(shield=True):
-            await server.serve([sock])
+            await anyio.to_thread.run_sync(anyio.run, server.serve, [sock], limiter=anyio.CapacityLimiter(1))
 
-    async with anyio.create_task_group() as tasks:
+    async with BlockingPortal() as daemon, anyio.create_task_group() as tasks:
+        app.state.daemon = daemon
         tasks.start_soon(run)
         try:
-            await server.listening.wait()
             task_status.started(_address(sock))
             await anyio.sleep_forever()
         finally:
@@ -221,7 +225,9 @@ async def _bind(listen: str) -> socket.socket:
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=64)
+        # Any address of IPv6 is meant to be any address at all, where the machine can do both.
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address[:2], family=family, backlog=64, dualstack_ipv6=both)
     except OSError as error:
         raise ListenError(f"cannot listen on {listen} (admin.listen): {error.strerror or error}") from error
 

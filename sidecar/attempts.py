@@ -25,8 +25,8 @@ from protocol.handoff import (
 )
 from protocol.summary import Range
 from sidecar import tracing
-from sidecar.core import policy
 from sidecar.core.budget import Budget
+from sidecar.core.course import Course
 from sidecar.core.packet import Built
 from sidecar.core.state import Ledger
 from sidecar.core.validation import Verdict
@@ -47,7 +47,7 @@ class Job:
     mode: str
     ledger: Ledger
     budget: Budget
-    course: policy.Course
+    course: Course
     ancestors: dict[str, Ledger] = field(default_factory=dict)
     """Of the same moment: their constraints and policy hold for the run."""
     reason: str = ""

@@ -351,6 +351,89 @@ def restore(
 
 
 @app.command()
+def evaluate(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Scenarios (.toml, or a folder of them) and transcripts; default: the shipped ones.",
+        ),
+    ] = None,
+    shipped: Annotated[bool, typer.Option("--shipped", help="The shipped scenarios as well.")] = False,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this one, may be repeated: none, last, trim, rolling, digest, scripted, model."
+        ),
+    ] = None,
+    compactions: Annotated[
+        int, typer.Option(min=1, max=50, help="How often each transcript is shortened.")
+    ] = 5,
+    window: Annotated[
+        int | None, typer.Option("--window", min=2_000, help="Context window of transcripts in tokens.")
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", help="What the transcripts are.")] = Format.auto,
+    as_json: AsJson = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a report with charts here.")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Compare what strategies of shortening a history leave to go on with, by questions with known answers.
+
+    Exit code 1 if Watchkeeper loses something protected, allows something that is not allowed, or answers a
+    probe wrong; 2 for a wrong scenario or transcript.
+    """
+    from sidecar.evaluation import command
+
+    loaded = _load(config, {"logs.level": "error"})
+    logs.configure("error", loaded.logs.format)
+    try:
+        code = command.run_evaluate(
+            loaded,
+            files or [],
+            format=format.value,
+            strategies=strategy or [],
+            with_shipped=shipped,
+            compactions=compactions,
+            window=window,
+            as_json=as_json,
+            html=html,
+        )
+    except command.WrongInput as wrong:
+        raise Refusal(ExitCode.USAGE, str(wrong)) from wrong
+    raise typer.Exit(code)
+
+
+@app.command("verify")
+def verify_case(
+    case: Annotated[
+        Path,
+        typer.Argument(metavar="CASE", help="A scenario, a run's messages (.jsonl), or its state (.json)."),
+    ],
+    expect: Annotated[
+        list[str] | None, typer.Option(help="OPERATION=CODE that authorize must answer; may be repeated.")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run", help="The run to look at; default: the first.")
+    ] = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Restore one saved case and list what is still forbidden in it, and why.
+
+    Exit code 1 if a probe of the case or an --expect fails, 2 for a wrong case.
+    """
+    from sidecar.evaluation import command
+
+    loaded = _load(config, {"logs.level": "error"})
+    logs.configure("error", loaded.logs.format)
+    try:
+        code = command.run_verify(loaded, case, run=run_id, expect=expect or [], as_json=as_json)
+    except command.WrongInput as wrong:
+        raise Refusal(ExitCode.USAGE, str(wrong)) from wrong
+    raise typer.Exit(code)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of every message on the wire."""
     typer.echo(msgspec.json.format(msgspec.json.encode(json_schema())).decode())

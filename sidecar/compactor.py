@@ -18,8 +18,18 @@ from anyio.abc import TaskGroup
 from protocol.codec import digest
 from sidecar import tracing
 from sidecar.attempts import Attempt, Job
-from sidecar.core import family, policy
-from sidecar.core.course import DeferReason
+from sidecar.core import family, planning
+from sidecar.core.course import (
+    Compact,
+    Defer,
+    DeferReason,
+    Ineffective,
+    Trim,
+    failed,
+    given_up,
+    mark_ineffective,
+    trimmed,
+)
 from sidecar.core.exchanges import TailItem
 from sidecar.core.state import ledger_value
 from sidecar.desk import Desk
@@ -27,9 +37,10 @@ from sidecar.endings import Endings, chain_of, ineffective_notice, moved
 from sidecar.generation import Generation
 from sidecar.indexing import Indexing
 from sidecar.notices import derived_id
-from sidecar.packets import Packets, stored_checkpoint
+from sidecar.packets import Packets, state_packet, stored_checkpoint
 from sidecar.ranges import range_digest, tail_items
 from sidecar.runs import HotRun
+from sidecar.states import state_row
 from sidecar.summarizers import SummarizerFailure
 from storage.errors import StorageError
 from storage.records import JournalEntry, OutboxRow
@@ -151,7 +162,7 @@ class Compactor:
             log.warning("end of a compaction not stored yet", run=job.run, error=str(error))
         hot = self._desk.runs.hot.get(job.run)
         if hot is not None:
-            policy.given_up(hot.view.course_of(job.mode))
+            given_up(hot.view.course_of(job.mode))
 
     async def _broken(self, job: Job) -> None:
         """Count a defect as a failure, so that back-off, breaker and fallback hold for it as well."""
@@ -162,7 +173,7 @@ class Compactor:
                 return
             async with desk.changing():
                 course = (await self._hot(job)).view.course_of(job.mode)
-                policy.failed(course, "invalid", now=desk.wall(), settings=desk.budget)
+                failed(course, "invalid", now=desk.wall(), settings=desk.budget)
                 await desk.commit(touched=[job.run])
         except StorageError as error:
             log.warning("compaction given up: storage refuses", run=job.run, error=str(error))
@@ -193,16 +204,18 @@ class Compactor:
             )
             items = await anyio.to_thread.run_sync(tail_items, entries)
             plan = await anyio.to_thread.run_sync(
-                lambda: policy.plan(items, job.ledger, job.budget, job.course, settings, trigger=job.trigger)
+                lambda: planning.plan(
+                    items, job.ledger, job.budget, job.course, settings, trigger=job.trigger
+                )
             )
         match plan:
-            case policy.Defer(reason=reason):
+            case Defer(reason=reason):
                 await self._deferred(job, reason)
-            case policy.Ineffective(reason=reason):
+            case Ineffective(reason=reason):
                 await self._ineffective(job, reason)
-            case policy.Trim():
+            case Trim():
                 await self._trim(job, plan)
-            case policy.Compact():
+            case Compact():
                 await self._compact(job, plan, entries, items)
 
     async def _deferred(self, job: Job, reason: DeferReason) -> None:
@@ -226,10 +239,10 @@ class Compactor:
         async with desk.changing():
             course = (await self._hot(job)).view.course_of(job.mode)
             outbox = [] if course.ineffective else [ineffective_notice(desk, job, reason)]
-            policy.mark_ineffective(course, job.budget, reason)
+            mark_ineffective(course, job.budget, reason)
             await desk.commit(touched=[job.run], outbox=outbox)
 
-    async def _trim(self, job: Job, plan: policy.Trim) -> None:
+    async def _trim(self, job: Job, plan: Trim) -> None:
         desk = self._desk
         job.deferred = "little_new"
         async with desk.changing():
@@ -239,17 +252,21 @@ class Compactor:
             live = job.mode == "live"
             # Read before anything is changed: it may fail.
             checkpoint = await self._packets.checkpoint(job.run)
-            policy.trimmed(hot.view.course_of(job.mode), hot.view.budget, plan, live=live)
+            trimmed(hot.view.course_of(job.mode), hot.view.budget, plan, live=live)
             if not live:
                 await desk.commit(touched=[job.run])
                 return
             hot.view.trimmed(plan)
             built = await self._packets.build_on(job.run, "trimmed", checkpoint, hot.view)
-            hot.view.note_packet(built.packet)
+            hot.view.note_packet(built.packet, self._packets.stood_on(built.packet))
             said = self._packets.choice_notice(hot, hot.view, built)
             row = self._packets.row(built.packet)
+            packed = state_packet(built.packet)
+            state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint, packed))
             await desk.commit(
-                touched=[job.run], outbox=[row, *said], packet=self._packets.kept(built.packet, row)
+                touched=[job.run],
+                outbox=[*([state] if state is not None else []), row, *said],
+                packet=self._packets.kept(built.packet, row),
             )
             desk.metrics.trimmed()
             self._packets.count(built)
@@ -257,7 +274,7 @@ class Compactor:
     # --- generate ------------------------------------------------------------------------------------
 
     async def _compact(
-        self, job: Job, plan: policy.Compact, entries: Sequence[JournalEntry], items: Sequence[TailItem]
+        self, job: Job, plan: Compact, entries: Sequence[JournalEntry], items: Sequence[TailItem]
     ) -> None:
         desk = self._desk
         if plan.rebuild:
@@ -289,7 +306,7 @@ class Compactor:
             return
         await self._endings.conclude(attempt, plan, verdict)
 
-    async def _open(self, job: Job, plan: policy.Compact, covers_digest: str, ledger_digest: str) -> Attempt:
+    async def _open(self, job: Job, plan: Compact, covers_digest: str, ledger_digest: str) -> Attempt:
         desk = self._desk
         summarizer = self._generation.asked(job)
         async with desk.changing():

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final
 
 import anyio.to_thread
-import msgspec
 from msgspec import UNSET, Struct
 
 from protocol import asks
@@ -22,7 +21,7 @@ from sidecar.core import context, context_anthropic, context_openai, context_res
 from sidecar.core.context import Conversation, Turn
 from sidecar.core.exchanges import TailItem
 from sidecar.desk import Desk
-from sidecar.packets import Packets
+from sidecar.packets import KeptPacket, Packets, kept_packet
 from sidecar.ranges import tail_items
 from storage.records import PacketRow
 
@@ -32,18 +31,6 @@ _MOST_BYTES: Final = 64 << 20
 """Of a tail: beyond that no provider takes it in one request."""
 _ATTEMPTS: Final = 3
 _REMEMBERED: Final = 500
-
-
-class _Checkpoint(Struct):
-    id: str
-
-
-class _Committed(Struct):
-    """What of a published packet is looked at here."""
-
-    packet_id: str
-    text: str
-    checkpoint: _Checkpoint | None
 
 
 class _Moment(Struct):
@@ -56,7 +43,7 @@ class _Moment(Struct):
     cleared: dict[int, ClearedResult]
     open_calls: frozenset[str]
     shortening_id: str
-    fresh: _Committed
+    fresh: KeptPacket
     scale: float
 
 
@@ -92,9 +79,9 @@ class Contexts:
             )
         )
 
-    async def _together(self, run: str) -> tuple[_Moment, _Committed]:
+    async def _together(self, run: str) -> tuple[_Moment, KeptPacket]:
         """The run as it is, and the packet its context begins with: the newest one that shortened it, as it was
-        published; a fresh one where there was none, or where it is not on this disk."""
+        published, by us or by the owner before; a fresh one where there was none."""
         desk = self._desk
         for _ in range(_ATTEMPTS):
             moment = await self._moment(run)
@@ -105,9 +92,9 @@ class Contexts:
                     continue  # Another compaction was committed in between.
             if row is None:
                 return moment, moment.fresh
-            committed = _COMMITTED.decode(row.body)
+            committed = kept_packet(row)
             stood_on = "" if committed.checkpoint is None else committed.checkpoint.id
-            # Another owner's checkpoint may have been taken over since; what it covers is not in our packet.
+            # A checkpoint of an owner that said no packet with it may have been taken over since.
             return moment, committed if stood_on == moment.checkpoint_id else moment.fresh
         return moment, moment.fresh
 
@@ -132,7 +119,7 @@ class Contexts:
                     call.id for call in hot.ledger.active["call"].values() if call.state == "open"
                 ),
                 shortening_id=view.published.shortening_id,
-                fresh=_Committed(built.packet.packet_id, built.packet.text, None),
+                fresh=KeptPacket(built.packet.packet_id, built.packet.text, None),
                 scale=view.budget.scale(),
             )
 
@@ -193,11 +180,8 @@ class _Made(Struct):
     tokens: int
 
 
-_COMMITTED: Final = msgspec.json.Decoder(_Committed)
-
-
 def _make(
-    format: str, moment: _Moment, committed: _Committed, system: list[Turn], tail: list[TailItem]
+    format: str, moment: _Moment, committed: KeptPacket, system: list[Turn], tail: list[TailItem]
 ) -> _Made:
     """CPU only; run it off the loop."""
     changed = ""

@@ -15,12 +15,20 @@ import structlog
 
 from protocol.codec import digest, encode
 from sidecar.attempts import Attempt, AttemptBody, Ending, Job, receipt, receipt_rows, traced
-from sidecar.core import policy
-from sidecar.core.course import used_tokens
+from sidecar.core.course import (
+    Compact,
+    Course,
+    committed,
+    failed,
+    gains,
+    given_up,
+    mark_ineffective,
+    used_tokens,
+)
 from sidecar.core.validation import Verdict
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
-from sidecar.packets import Packets, StoredBody, stored_checkpoint
+from sidecar.packets import Packets, StoredBody, state_packet, stored_checkpoint
 from sidecar.runs import HotRun
 from sidecar.states import state_row
 from sidecar.view import View, copy_view
@@ -45,7 +53,7 @@ class Endings:
 
     # --- accepted --------------------------------------------------------------------------------------
 
-    async def conclude(self, attempt: Attempt, plan: policy.Compact, verdict: Verdict) -> None:
+    async def conclude(self, attempt: Attempt, plan: Compact, verdict: Verdict) -> None:
         desk, job = self._desk, attempt.job
         with desk.metrics.phase("commit"):
             async with desk.changing():
@@ -71,7 +79,7 @@ class Endings:
         entry = await desk.store.entry(desk.tenant, desk.lane, attempt.run, position=attempt.through)
         return entry is not None and f"sha256:{entry.chain.hex()}" == attempt.range_digest
 
-    def _checkpoint_row(self, attempt: Attempt, plan: policy.Compact, verdict: Verdict) -> CheckpointRow:
+    def _checkpoint_row(self, attempt: Attempt, plan: Compact, verdict: Verdict) -> CheckpointRow:
         desk, job = self._desk, attempt.job
         body = StoredBody(
             summarizer=attempt.summarizer,
@@ -104,7 +112,7 @@ class Endings:
         )
 
     async def _apply(
-        self, attempt: Attempt, plan: policy.Compact, verdict: Verdict, hot: HotRun, row: CheckpointRow
+        self, attempt: Attempt, plan: Compact, verdict: Verdict, hot: HotRun, row: CheckpointRow
     ) -> None:
         """Live: checkpoint, receipt, state, packet and course in one transaction."""
         desk, job = self._desk, attempt.job
@@ -117,11 +125,11 @@ class Endings:
         # The text names no figure, so that the second build differs in nothing but these.
         after = view.after_take_up(draft.text_tokens)
         figures = view.figures(settings)._replace(used_before=used, used_after=max(0, min(after, used)))
-        if not policy.gains(used, after, plan):
+        if not gains(used, after, plan):
             await self._failed_locked(attempt, hot, "invalid", ("no_gain",), verdict)
             return
         built = await self._packets.build_on(job.run, "compacted", checkpoint, view, figures)
-        policy.committed(
+        committed(
             view.course,
             view.budget,
             plan,
@@ -130,12 +138,13 @@ class Endings:
             packet_tokens=built.text_tokens,
             tail_tokens=max(0, view.tail_now()),
         )
-        view.note_packet(built.packet)
+        view.note_packet(built.packet, self._packets.stood_on(built.packet))
         said = self._packets.choice_notice(hot, view, built)
         for code in verdict.violations:
             view.violations[code] = view.violations.get(code, 0) + 1
         hot.view = view
-        state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint))
+        packed = state_packet(built.packet)
+        state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint, packed))
         ending = Ending(
             "applied",
             None,
@@ -173,7 +182,7 @@ class Endings:
         log.info("compacted", run=job.run, through=plan.through, before=used, after=figures.used_after)
 
     async def _shadow(
-        self, attempt: Attempt, plan: policy.Compact, verdict: Verdict, hot: HotRun, row: CheckpointRow
+        self, attempt: Attempt, plan: Compact, verdict: Verdict, hot: HotRun, row: CheckpointRow
     ) -> None:
         """Shadow: a checkpoint in a chain of its own and a receipt; nothing the agent sees changes."""
         desk, job = self._desk, attempt.job
@@ -183,7 +192,7 @@ class Endings:
         draft = copy_view(view)
         draft.covered(plan, job.budget)
         built = self._packets.build_with(job.run, "compacted", stored_checkpoint(row), draft)
-        policy.committed(
+        committed(
             view.shadow,
             view.budget,
             plan,
@@ -244,16 +253,15 @@ class Endings:
         no_gain = "no_gain" in violations
         if not no_gain and not moved(course, attempt.job.course):
             # Too little to win says nothing against the summariser: no back-off, no step to the breaker.
-            policy.failed(course, reason, now=desk.wall(), settings=desk.budget)
+            failed(course, reason, now=desk.wall(), settings=desk.budget)
         for code in violations:
             hot.view.violations[code] = hot.view.violations.get(code, 0) + 1
             desk.metrics.violation(code)
-        desk.metrics.failed(reason)
         said: list[OutboxRow] = []
         if no_gain and not course.ineffective:
             # The same range would not win more the next time: wait for something real to change.
             said.append(ineffective_notice(self._desk, attempt.job, "no_gain"))
-            policy.mark_ineffective(course, hot.view.budget, "no_gain")
+            mark_ineffective(course, hot.view.budget, "no_gain")
         await self._close(attempt, hot, "failed", reason, violations, verdict, said)
 
     async def _close(
@@ -270,7 +278,7 @@ class Endings:
         desk = self._desk
         used = max(0, hot.view.budget.used())
         if outcome == "stale":
-            policy.given_up(hot.view.course_of(attempt.job.mode))
+            given_up(hot.view.course_of(attempt.job.mode))
         ending = Ending(outcome, reason, used, used, violations=violations, verdict=verdict)
         told = receipt(desk, attempt, ending)
         message, stored = receipt_rows(desk, told)
@@ -286,6 +294,10 @@ class Endings:
             return
         traced(attempt, told)
         desk.metrics.compacted(outcome, attempt.job.trigger)
+        if outcome == "failed":
+            desk.metrics.failed(reason)
+        elif outcome == "stale":
+            desk.metrics.violation("stale")
 
     async def close_open(self, reason: str, run: str | None = None) -> None:
         """Close the lane's open attempts, or those of one run, as failed; nobody may be working on them."""
@@ -299,7 +311,7 @@ class Endings:
         desk = self._desk
         body = msgspec.json.decode(row.body, type=AttemptBody)
         course = hot.view.course_of(body.mode)
-        policy.failed(course, reason, now=desk.wall(), settings=desk.budget)
+        failed(course, reason, now=desk.wall(), settings=desk.budget)
         job = Job(
             run=row.run,
             trigger=row.trigger,
@@ -322,7 +334,6 @@ class Endings:
             summarizer=body.summarizer,
             projector=body.projector,
         )
-        desk.metrics.failed(reason)
         await self._close(attempt, hot, "failed", reason)
 
 
@@ -331,7 +342,7 @@ def ineffective_notice(desk: Desk, job: Job, reason: str) -> OutboxRow:
     return desk.voice.notice(job.run, "ineffective", desk.now(), (reason, job.position), reason=reason)
 
 
-def moved(now: policy.Course, then: policy.Course) -> bool:
+def moved(now: Course, then: Course) -> bool:
     """Whether another checkpoint became the newest of the chain meanwhile."""
     return now.checkpoint_version != then.checkpoint_version or now.checkpoint_id != then.checkpoint_id
 

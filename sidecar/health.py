@@ -49,7 +49,8 @@ class Health:
     """Conditions and heartbeats. `clock` is monotonic, in seconds.
 
     A condition's name is its kind, or kind and subject: `nats`, `drain`, `lane main`, `reading main`.
-    Ready is: every kind of `expected` was reported, and every condition known is met or tolerated.
+    Ready is: every kind of `expected` was reported, every condition known is met or tolerated, and no task is
+    stuck. Facts are reported from one thread; the questions may be asked from any.
     """
 
     def __init__(
@@ -101,10 +102,15 @@ class Health:
     def ready(self) -> Readiness:
         """Whether work may be expected of us now."""
         now = self._clock()
-        kinds = {name.partition(" ")[0] for name in self._conditions}
+        # A copy is made in one step; the thread that reports may add to the original meanwhile.
+        conditions = self._conditions.copy()
+        kinds = {name.partition(" ")[0] for name in conditions}
         reasons = dict.fromkeys(sorted(self._expected - kinds), "not yet")
+        reasons |= {
+            f"task {name}": f"no sign of life for {age} s" for name, age in self.alive().stuck.items()
+        }
         tolerated: dict[str, str] = {}
-        for name, condition in self._conditions.items():
+        for name, condition in conditions.items():
             if condition.ok:
                 continue
             patience = self._tolerances.get(name.partition(" ")[0], 0.0) if condition.met_before else 0.0
@@ -117,7 +123,8 @@ class Health:
     def alive(self) -> Liveness:
         """Whether every watched task gave a sign of life within the bound."""
         now = self._clock()
-        stuck = {name: round(now - at, 1) for name, at in self._beats.items() if now - at > self._bound}
+        beats = self._beats.copy()
+        stuck = {name: round(now - at, 1) for name, at in beats.items() if now - at > self._bound}
         return Liveness(not stuck, stuck)
 
     def started(self) -> bool:

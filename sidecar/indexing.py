@@ -14,6 +14,7 @@ import structlog
 
 from protocol.codec import decode_event
 from protocol.errors import ProtocolError
+from protocol.events import ToolCalled, ToolReturned
 from sidecar.core.searchable import searchable
 from sidecar.desk import Desk
 from storage.errors import StorageError
@@ -23,6 +24,8 @@ from storage.records import SearchRow, Unit
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 512 * 1024
 """About what one commit of search rows holds: the writer is shared with the intake."""
+_CALL_CHARS: Final = 240
+"""Of a call's words behind its result: the tool and how its arguments begin."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,16 +69,29 @@ class Indexing:
 
 
 def search_rows(run: str, messages: Sequence[StoredMessage]) -> list[SearchRow]:
-    """The rows of what can be searched for; CPU only, run it off the loop."""
+    """The rows of what can be searched for; CPU only, run it off the loop.
+
+    A result has the words of its call behind its own, where the call is among the messages: whoever looks for
+    what a command printed knows the command.
+    """
     rows = []
+    calls: dict[str, str] = {}
     for message in messages:
         entry = message.entry
         if not entry.body or not message.sound:
             continue
         try:
-            text = searchable(decode_event(entry.body, channel=entry.channel))
+            event = decode_event(entry.body, channel=entry.channel)
         except ProtocolError:
             continue
+        text = searchable(event)
+        match event:
+            case ToolCalled():
+                calls[event.call_id] = text[:_CALL_CHARS]
+            case ToolReturned() if event.call_id in calls:
+                text = f"{text}\n{calls[event.call_id]}"
+            case _:
+                pass
         if text:
             rows.append(_row(run, entry.position, entry.event_id, entry.type, text))
     return rows

@@ -212,6 +212,8 @@ class Intake:
             return False
         if item.run == subjects.LANE_TOKEN:
             self._lane_record(item.event)
+            name = type_of(item.event)
+            chunk.after.append(lambda: desk.metrics.folded(name))
             return False
         try:
             self._refuse_forgotten(item.run, item.event)

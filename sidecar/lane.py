@@ -138,8 +138,9 @@ class LaneService:
             self._owner,
             config.lease.seconds,
             previous_owner=own,
+            # Only beside an owner that lives is to watch all there is to do: else an agent would start too early.
+            on_wait=lambda _: self._health.set(f"lane {lane}", True, "watching"),
         )
-        self._health.set(f"lane {lane}", True, "watching")
         self._health.drop(f"reading {lane}")
         epoch = await self._unless(stop, claim.claim)
         if epoch is None:
@@ -163,6 +164,7 @@ class LaneService:
         desk.lease_valid = claim.valid
         desk.max_payload = self._link.max_payload
         self._health.set(f"reading {lane}", False, "starting")
+        self._health.set(f"lane {lane}", True, "owned")
         self.desk = desk
         self._metrics.lane_owned(lane, epoch)
         log.info("lane owned", lane=lane, epoch=epoch)

@@ -53,13 +53,13 @@ class LargeContents:
         if blob is None:
             return None
         desk = self._desk
-        name = subjects.content_object(desk.tenant, desk.lane, run, blob.sha256)
+        pieces = subjects.content_pieces(desk.tenant, desk.lane, run, blob.sha256)
         redactor = desk.redactor
-        key = (name, message.entry.sha256, id(redactor))
+        key = (pieces, message.entry.sha256, id(redactor))
         if self._kept is not None and self._kept[0] == key:
             self._keep(key, self._kept[1])
             return self._kept[1]
-        raw = await self._contents.read(name, blob.bytes)
+        raw = await self._contents.read(pieces, blob.bytes)
         body = message.entry.body
         if raw is None:
             return Whole("gone", body)

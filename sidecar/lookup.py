@@ -34,6 +34,12 @@ _DIGEST_VERSIONS: Final = 200_000
 """Heads looked through for a digest."""
 
 
+class _Grave(Struct):
+    """What of a tombstone is looked at."""
+
+    position: int = 0
+
+
 class Found(Struct):
     """One thing found: its head, and the JSON of message and ledger view."""
 
@@ -52,6 +58,12 @@ class Lookup:
         """The run's newest position by the store alone, None for a run never stored."""
         rows = await self._desk.store.load_family(self._desk.tenant, self._desk.lane, run, live_only=True)
         return next((row.position for row in rows if row.run == run), None)
+
+    async def buried(self, run: str) -> int:
+        """The newest position a forgotten run had, by its tombstone; 0 where there is none."""
+        graves = await self._desk.store.tombstones(self._desk.tenant, self._desk.lane)
+        bodies = [row.body for row in graves if row.run == run]
+        return max((msgspec.json.decode(body, type=_Grave).position for body in bodies), default=0)
 
     async def read(self, run: str, after: int, through: int) -> list[StoredMessage]:
         desk = self._desk

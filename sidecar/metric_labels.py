@@ -19,7 +19,7 @@ from sidecar.core.validation import CHECKS
 
 OTHER: Final = "other"
 
-EVENT_TYPES: Final = (*sorted(events.EVENT_TYPES), "unknown")
+EVENT_TYPES: Final = tuple(sorted(events.EVENT_TYPES))
 REJECTION_CODES: Final = get_args(errors.RejectionCode)
 ASK_ERROR_CODES: Final = get_args(errors.AskErrorCode)
 VERBS: Final = get_args(subjects.Verb)
@@ -69,7 +69,8 @@ AUTHORIZE_CODES: Final = get_args(asks.AuthorizeCode)
 EFFECT_PREVENTED_CODES: Final = PREVENTING
 RETRIEVAL_STATUSES: Final = get_args(asks.FetchStatus)
 RETRIEVALS: Final = (
-    *product(("fetch", "search"), RETRIEVAL_STATUSES),
+    *product(("fetch",), RETRIEVAL_STATUSES),
+    *product(("search",), ("found", "not_found", "out_of_scope")),
     *product(("packet", "context"), ("found", "not_found")),
 )
 STORAGE_ERRORS: Final = ("full", "busy", "io", "corrupt")

@@ -14,6 +14,7 @@ import anyio
 import structlog
 
 from protocol.events import (
+    ChildSpawned,
     Event,
     GapDeclared,
     Message,
@@ -26,9 +27,10 @@ from protocol.events import (
 from protocol.handoff import Recent
 from sidecar.core import family, policy
 from sidecar.core.budget import LEVELS, Observed, at_least, observe
+from sidecar.core.course import Defer, follow
 from sidecar.core.excerpt import content_text, first_sentence
 from sidecar.core.fold import Outcome
-from sidecar.core.resume import resume_faults
+from sidecar.core.resume import StoodOn, resume_faults
 from sidecar.core.state import Head
 from sidecar.deadlines import Deadlines, note_changes
 from sidecar.desk import Desk
@@ -50,20 +52,6 @@ _STATES_AT_ONCE = 16
 
 _OF_THE_AGENT = frozenset({"authorization.requested", "run.resumed", "usage.reported", "boundary.marked"})
 """Types that are no news to the agent whatever channel they come on."""
-_FOR_DESCENDANTS = frozenset(
-    {
-        "run.started",
-        "run.paused",
-        "run.resumed",
-        "constraint.set",
-        "constraint.lifted",
-        "policy.released",
-        "gap.accepted",
-        "gap.declared",
-    }
-)
-"""Types that may change what holds for the runs below."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -101,6 +89,11 @@ class Observer:
                 chunk.after.append(lambda touched=touched: self._packets.mark(touched, "changed"))  # type: ignore[misc]
         if item.channel != "event" and name not in _OF_THE_AGENT and not outcome.ignored:
             view.changed_by_others_at = head.version
+        if outcome.handed_down:
+            view.handed_down += 1
+            chunk.after.append(partial(self._mark_descendants, run))
+        if isinstance(event, ChildSpawned) and event.child_run in outcome.touched:
+            desk.runs.of(event.child_run).view.spawned += 1
         if view.unproven_before:
             self._prove(hot, event, outcome)
         self._say(run, hot, outcome, item, chunk)
@@ -122,8 +115,6 @@ class Observer:
             chunk.after.append(lambda: self._packets.mark(run, "paused"))
         else:
             chunk.after.append(lambda: self._packets.mark(run, "changed"))
-        if name in _FOR_DESCENDANTS or outcome.gaps:
-            chunk.after.append(partial(self._mark_descendants, run))
         if name == "run.finished" and head.finished is not None and not outcome.late and not outcome.foreign:
             self._finished(hot, head, item, chunk)
         if outcome.decision is not None:
@@ -201,13 +192,13 @@ class Observer:
         if observed.level_after != observed.level_before:
             self._level(run, hot, observed, chunk)
         mode, _ = desk.config.mode_for(head.labels)
-        if policy.follow(view.course, view.budget, observed, settings):
+        if follow(view.course, view.budget, observed, settings):
             chunk.after.append(desk.metrics.not_taken_up)
             chunk.outbox.append(
                 desk.voice.notice(run, "not_applied", desk.now(), (view.course.checkpoint_id, head.position))
             )
         if mode == "shadow":
-            policy.follow(view.shadow, view.budget, observed, settings)
+            follow(view.shadow, view.budget, observed, settings)
 
     def _level(self, run: str, hot: HotRun, observed: Observed, chunk: Chunk) -> None:
         desk, head = self._desk, hot.ledger.head
@@ -240,9 +231,10 @@ class Observer:
             desk.runs.ledgers,
             run,
             event,
-            packets=view.packets,
-            checkpoint_version=view.course.checkpoint_version,
-            changed_by_others_at=view.changed_by_others_at,
+            packet=self._packets.remembered(run, event.packet_id or ""),
+            newest=StoodOn(
+                view.course.checkpoint_version, view.changed_by_others_at, desk.runs.received(run)
+            ),
             missing_artifacts=view.missing_artifacts,
         )
         for code in faults:
@@ -277,7 +269,7 @@ class Observer:
         if isinstance(step, policy.Prepare):
             chunk.after.append(partial(self._prepare, run, step))
             return True
-        if isinstance(step, policy.Defer) and step.changed:
+        if isinstance(step, Defer) and step.changed:
             chunk.after.append(partial(desk.metrics.deferred, step.reason))
             chunk.outbox.append(self._deferred(run, hot, step))
         return False
@@ -295,7 +287,7 @@ class Observer:
             now=desk.wall(),
         )
 
-    def _deferred(self, run: str, hot: HotRun, step: policy.Defer) -> OutboxRow:
+    def _deferred(self, run: str, hot: HotRun, step: Defer) -> OutboxRow:
         key = (step.reason, hot.ledger.head.version)
         return self._desk.voice.notice(run, "compaction_deferred", self._desk.now(), key, reason=step.reason)
 
@@ -334,7 +326,7 @@ class Observer:
         step = self._step(hot)
         if isinstance(step, policy.Prepare):
             self._prepare(run, step)
-        elif isinstance(step, policy.Defer) and step.changed:
+        elif isinstance(step, Defer) and step.changed:
             self._desk.metrics.deferred(step.reason)
             try:
                 await self._desk.commit(touched=[run], outbox=[self._deferred(run, hot, step)])
@@ -376,7 +368,8 @@ class Observer:
         rows = []
         for run in runs:
             checkpoint, hot = await self._packets.checkpoint(run), self._desk.runs.hot[run]
-            row = await self._desk.aside(run, partial(state_row, self._desk, hot, checkpoint))
+            packet = await self._packets.shortening(run)
+            row = await self._desk.aside(run, partial(state_row, self._desk, hot, checkpoint, packet))
             rows.extend([row] if row is not None else [])
         return rows
 

@@ -15,9 +15,10 @@ import structlog
 from protocol import subjects
 from protocol.codec import encode
 from protocol.handoff import CoversThrough, Packet, PacketReason, Projector
-from protocol.state import StateCheckpoint
+from protocol.state import StateCheckpoint, StatePacket
 from protocol.summary import Summary
 from sidecar.core.packet import BudgetFigures, Built, PacketInputs, build_packet
+from sidecar.core.resume import StoodOn
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
 from sidecar.runs import HotRun
@@ -47,6 +48,44 @@ class StoredBody(msgspec.Struct, kw_only=True):
 
 
 _BODY = msgspec.json.Decoder(StoredBody)
+
+
+class KeptCheckpoint(msgspec.Struct):
+    """The checkpoint a kept packet stands on."""
+
+    id: str
+
+
+class KeptPacket(msgspec.Struct):
+    """What of a kept packet (``PacketRow``) the message list to go on with needs."""
+
+    packet_id: str
+    text: str
+    checkpoint: KeptCheckpoint | None
+
+
+_KEPT = msgspec.json.Decoder(KeptPacket)
+
+
+def kept_packet(row: PacketRow) -> KeptPacket:
+    """A packet that shortened the context, as it was published."""
+    return _KEPT.decode(row.body)
+
+
+def state_packet(packet: KeptPacket | Packet) -> StatePacket:
+    """The same for the state stream."""
+    return StatePacket(
+        packet_id=packet.packet_id,
+        text=packet.text,
+        checkpoint_id=None if packet.checkpoint is None else packet.checkpoint.id,
+    )
+
+
+def adopted_packet(run: str, packet: StatePacket) -> PacketRow:
+    """Another owner's packet as it is kept here."""
+    checkpoint = None if packet.checkpoint_id is None else KeptCheckpoint(packet.checkpoint_id)
+    body = encode(KeptPacket(packet.packet_id, packet.text, checkpoint))
+    return PacketRow(run=run, packet_id=packet.packet_id, body=body)
 
 
 def stored_checkpoint(row: CheckpointRow) -> StateCheckpoint:
@@ -91,6 +130,7 @@ class Packets:
         self._dirty: dict[str, PacketReason] = {}
         self._due: dict[str, float] = {}
         self._checkpoints: dict[str, StateCheckpoint | None] = {}
+        self._asked: dict[tuple[str, str], StoodOn] = {}
         self._wake = anyio.Event()
 
     def mark(self, run: str, reason: PacketReason) -> None:
@@ -115,6 +155,34 @@ class Packets:
                 self._checkpoints.clear()
             self._checkpoints[run] = None if row is None else stored_checkpoint(row)
         return self._checkpoints[run]
+
+    async def shortening(self, run: str) -> StatePacket | None:
+        """The newest published packet that shortened the run's context, for the state stream; hold the lock."""
+        wanted = self._desk.runs.hot[run].view.published.shortening_id
+        if not wanted:
+            return None
+        row = await self._desk.store.packet(self._desk.tenant, self._desk.lane, run)
+        return None if row is None or row.packet_id != wanted else state_packet(kept_packet(row))
+
+    def stood_on(self, packet: Packet) -> StoodOn:
+        """What the packet, just built, was made of; hold the lock."""
+        return StoodOn(
+            checkpoint=0 if packet.checkpoint is None else packet.checkpoint.version,
+            version=packet.ledger_version,
+            received=self._desk.runs.received(packet.run),
+        )
+
+    def remembered(self, run: str, packet_id: str) -> StoodOn | None:
+        """What this packet was made of, if it went out lately."""
+        return self._desk.runs.hot[run].view.packets.get(packet_id) or self._asked.get((run, packet_id))
+
+    async def asked(self, run: str) -> Packet:
+        """A fresh packet for one who asks; hold the lock, the run must be hot."""
+        packet = (await self.build(run, "asked")).packet
+        if len(self._asked) >= _REMEMBERED:
+            self._asked.clear()
+        self._asked[run, packet.packet_id] = self.stood_on(packet)
+        return packet
 
     async def build(self, run: str, reason: PacketReason) -> Built:
         """A packet of the run as it stands; hold the lock, the run must be hot."""
@@ -163,6 +231,7 @@ class Packets:
                 recent=view.recent,
                 missing_artifacts=view.missing_artifacts,
                 wire_bytes=desk.message_room,
+                now=desk.now(),
             )
         )
         return built._replace(packet=msgspec.structs.replace(built.packet, packet_id=packet_id(built.packet)))
@@ -250,10 +319,11 @@ class Packets:
             self._due[run] = began + max(_PACE_SECONDS, took * _PACE_SHARE)
             view, packet = hot.view, built.packet
             said = view.published
-            same = said.protected_digest == packet.protected_digest and said.verdict == packet.verdict
+            same = (said.protected_digest, said.verdict) == (packet.protected_digest, packet.verdict)
+            same = same and view.choice == built.choice
             if same and reason == "changed":
                 return
             outbox = [self.row(packet), *self.choice_notice(hot, view, built)]
-            view.note_packet(packet)
+            view.note_packet(packet, self.stood_on(packet))
             await desk.commit(touched=[run], outbox=outbox)
             self.count(built)

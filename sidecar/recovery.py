@@ -1,7 +1,8 @@
 """Rebuilding a lane whose store is not the last owner's: what the state stream knows beyond the messages.
 
 The ledger needs nothing from it, since the fold of the run's own messages is the truth. Checkpoints do:
-another owner's newest one is taken as it is, and ours that are none of its ancestors are dropped.
+another owner's newest one is taken as it is, with the packet that was published on it, and ours that are none of its
+ancestors are dropped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from datetime import datetime
 
 import anyio.to_thread
 import structlog
+from msgspec import UNSET
 
 from protocol import subjects
 from protocol.codec import digest, encode
@@ -21,7 +23,7 @@ from sidecar.core.state import ledger_value
 from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clear
 from sidecar.desk import Desk
 from sidecar.large_states import whole_state
-from sidecar.packets import Packets, StoredBody
+from sidecar.packets import Packets, StoredBody, adopted_packet
 from sidecar.ranges import tail_items
 from sidecar.retention import adopt_tombstone
 from sidecar.transport.blobs import Blobs
@@ -126,7 +128,9 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
             )
         view, course, checkpoint = hot.view, hot.view.course, state.checkpoint
         known = checkpoint is None or checkpoint.id == course.checkpoint_id
-        if known and state.trimmed_through <= course.trimmed_through:
+        packet = None if state.packet is UNSET else state.packet
+        told = packet is None or packet.packet_id == view.published.shortening_id
+        if known and told and state.trimmed_through <= course.trimmed_through:
             return False
         covered = course.covers_through if checkpoint is None else checkpoint.covers_through.position
         if covered > ledger.head.position:
@@ -141,8 +145,13 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
         view.note_cleared(cleared)
         view.tail_tokens = tail_tokens
         view.tail_total = view.budget.total
+        row = None
+        if packet is not None:
+            # What the last owner's message list began with, ours begins with as well.
+            view.published.shortening_id = packet.packet_id
+            row = adopted_packet(run, packet)
         if checkpoint is None or known:
-            await desk.commit(touched=[run])
+            await desk.commit(touched=[run], packet=row)
             return False
         course.checkpoint_version = checkpoint.version
         course.checkpoint_id = checkpoint.id
@@ -152,7 +161,9 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
         packet_tokens = packets.build_with(run, "takeover", checkpoint, view).text_tokens
         inherited(course, view.budget, packet_tokens=packet_tokens, tail_tokens=round(tail_tokens))
         await desk.commit(
-            touched=[run], adopt=[Adoption(run=run, chain="live", checkpoint=_row(run, checkpoint))]
+            touched=[run],
+            adopt=[Adoption(run=run, chain="live", checkpoint=_row(run, checkpoint))],
+            packet=row,
         )
         packets.forget(run)
         return True

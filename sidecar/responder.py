@@ -8,7 +8,6 @@ where it met that record. Whatever is unsure is answered ``unavailable``; nothin
 
 from __future__ import annotations
 
-import copy
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
@@ -28,6 +27,7 @@ from sidecar import tracing
 from sidecar.compactor import Compactor
 from sidecar.contexts import Contexts
 from sidecar.core import gate, policy
+from sidecar.core.course import Defer
 from sidecar.core.gate import Decision
 from sidecar.desk import Desk
 from sidecar.indexing import Indexing
@@ -165,10 +165,10 @@ class Responder:
     async def _packet(self, run: str) -> bytes:
         async with self._desk.lock:
             await self._hot(run)
-            built = await self._packets.build(run, "asked")
+            packet = await self._packets.asked(run)
             self._still_ours()
             self._desk.metrics.retrieved("packet", "found")
-            return encode(built.packet)
+            return encode(packet)
 
     async def _status(self, run: str) -> bytes:
         desk = self._desk
@@ -256,18 +256,22 @@ class Responder:
             if job is not None:
                 return self._compact_reply("running", job.attempt_id)
             mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
-            decide = partial(
-                policy.decide, hot.ledger, hot.view.budget, settings=desk.budget, mode=mode, bypass=bypass
+            course = hot.view.course_of(mode)
+            asked = course.asked
+            step = policy.on_request(
+                hot.ledger,
+                hot.view.budget,
+                course,
+                desk.budget,
+                mode=mode,
+                bypass=bypass,
+                now=desk.wall(),
             )
-            course, now = hot.view.course_of(mode), desk.wall()
-            # A refusal is told to who asked and must not pass for said to everybody.
-            step = decide(course=copy.copy(course), now=now, requested=True)
-            if isinstance(step, policy.Prepare):
-                step = decide(course=course, now=now, requested=True)
-            if isinstance(step, policy.Defer):
+            if isinstance(step, Defer):
+                if course.asked != asked:
+                    # Since when is waited outlives us.
+                    await desk.commit(touched=[run])
                 return self._compact_reply("deferred", reason=step.reason)
-            if not isinstance(step, policy.Prepare):
-                return self._compact_reply("deferred", reason="cool_down")
             job = self._compactor.prepare(
                 run, step.trigger, fallback=step.fallback, reason=desk.redactor.text(request.reason or "")
             )
@@ -300,31 +304,19 @@ class Responder:
             request = msgspec.structs.replace(request, target=desk.redactor.text(request.target))
         async with desk.lock:
             hot = await self._hot(run)
-            postpone = await self._postpones(run, hot, request)
-            if not acts:
-                decision = gate.look(
-                    desk.runs.lane,
-                    desk.runs.ledgers,
-                    run,
-                    request,
-                    now=datetime.fromtimestamp(desk.wall(), UTC),
-                    postpone=postpone,
-                )
-                self._still_ours()
-                desk.metrics.authorized(decision.code, act=False)
-                return self._reply(hot.ledger.head.version, decision)
-            early = gate.before_act(
+            decide = partial(
+                gate.before_act if acts else gate.look,
                 desk.runs.lane,
                 desk.runs.ledgers,
                 run,
                 request,
                 now=datetime.fromtimestamp(desk.wall(), UTC),
-                postpone=postpone,
             )
-            if early is not None:
+            decision = await desk.aside(run, decide)
+            if decision is not None:
                 self._still_ours()
-                desk.metrics.authorized(early.code)
-                return self._reply(hot.ledger.head.version, early)
+                desk.metrics.authorized(decision.code, act=acts)
+                return self._reply(hot.ledger.head.version, decision)
             version = hot.ledger.head.version
         assert request.operation_id is not None
         assert request.request_id is not None
@@ -341,13 +333,6 @@ class Responder:
         decision, version = await self._act(run, record)
         desk.metrics.authorized(decision.code)
         return self._reply(version, decision)
-
-    async def _postpones(self, run: str, hot: HotRun, request: asks.AskAuthorize) -> bool:
-        """Whether room is too short for this operation, by a packet of now: the published one may be older."""
-        operation = hot.ledger.items["operation"].get(request.operation_id or "")
-        if operation is None or not operation.nonessential:
-            return False
-        return (await self._packets.build(run, "asked")).choice in ("postpone", "pause")
 
     async def _act(self, run: str, record: AuthorizationRequested) -> tuple[Decision, int]:
         """Publish the record and wait for the fold's word on it, two seconds in all; the word and the ledger

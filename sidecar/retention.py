@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import structlog
+from msgspec import UNSET
 
 from protocol import subjects
 from protocol.codec import encode
@@ -209,7 +210,7 @@ class Retention:
         await purge(self._link, subjects.STREAM_IN, inbound, through=read)
         await purge(self._link, subjects.STREAM_OUT, outbound)
         await purge(self._link, subjects.STREAM_REJECTED, outbound)
-        await Contents(self._link).forget(subjects.content_prefix(desk.tenant, desk.lane, row.run))
+        await Contents(self._link).forget(desk.tenant, desk.lane, row.run)
         grave = msgspec.json.decode(row.body, type=Grave)
         if grave.reason == BY_COMMAND:
             # Forgotten while no daemon ran that could have counted it.
@@ -224,6 +225,7 @@ class Retention:
                 desk,
                 row.run,
                 version=grave.version,
+                position=grave.position,
                 hash_chain=grave.hash_chain,
                 reason=grave.reason,
                 at=datetime.fromisoformat(row.forgotten_at),
@@ -241,7 +243,8 @@ async def adopt_tombstone(desk: Desk, run: str, state: RunState) -> bool:
             reason=grave.reason,
             outcome="",
             version=grave.through,
-            position=0,
+            # Never too low: what was there must not be told as if it had never been.
+            position=grave.through if grave.position is UNSET else grave.position,
             hash_chain=grave.hash_chain,
             told=True,
         )

@@ -130,14 +130,18 @@ class Retrieval:
         return [Wanted(ref=name, run=run, place="position", position=request.from_)]
 
     async def _forgotten(self, run: str, request: asks.AskFetch) -> tuple[list[Wanted], int]:
-        """A run without a ledger: the heads of a forgotten one still tell what was there."""
+        """A run without a ledger: the heads of a forgotten one still tell what was there, or its tombstone."""
         newest = await self._lookup.newest(run)
         if newest is None:
             raise AskRefused("run_unknown", f"no message of run {run} was read in this lane")
+        heads = newest > 0
+        if not heads:
+            newest = await self._lookup.buried(run)
         if request.refs is None:
             return self._range(run, request, newest), newest
         try:
-            return evidence.forgotten(run, request.refs, newest, request.of_run), newest
+            things = evidence.forgotten(run, request.refs, newest, request.of_run, heads=heads)
+            return things, newest
         except ValueError as error:
             raise AskRefused("invalid_request", str(error)) from error
 

@@ -14,6 +14,7 @@ import structlog
 
 from protocol.events import Settings
 from sidecar.core import state
+from sidecar.core.family import line
 from sidecar.core.family import root as topmost
 from sidecar.view import View, ViewUnreadable, decode_level, decode_view, encode_view
 from storage.records import GENESIS, ItemRow, RunRow, RunSummary, StoredRun
@@ -143,6 +144,15 @@ class Runs:
         hot = self.hot.get(name)
         root = hot.family if hot is not None else name
         return (other for other, held in self.hot.items() if held.family == root)
+
+    def received(self, name: str) -> int:
+        """How often others of the family changed what the run has from them; grows, and says nothing else."""
+        return sum(
+            self.hot[ledger.head.run].view.handed_down
+            if ledger.head.run != name
+            else self.hot[name].view.spawned
+            for ledger in line(self.ledgers, name)
+        )
 
     def rows(self, names: Iterable[str]) -> tuple[list[RunRow], list[ItemRow]]:
         """What of these runs has to be written now; call inside the same unit as their journal entries."""

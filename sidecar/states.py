@@ -1,6 +1,6 @@
 """A run's state for the next owner, as the ``WK_STATE`` stream keeps it: one message per run, the newest.
 
-Written at each checkpoint, at drain and when a run finishes. Encoding only; when to write is others'.
+Written at each checkpoint and trim, at drain and when a run finishes. Encoding only; when to write is others'.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from datetime import datetime
 
 import msgspec
 import structlog
+from msgspec import UNSET
 
 from protocol import subjects
 from protocol.codec import digest, encode
-from protocol.state import Cursor, RunState, StateCheckpoint, Tombstone
+from protocol.state import Cursor, RunState, StateCheckpoint, StatePacket, Tombstone
 from sidecar.core.state import ledger_value
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
@@ -27,8 +28,11 @@ FOLD_VERSION = 1
 log = structlog.get_logger(__name__)
 
 
-def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> OutboxRow | None:
-    """The run's state as an outbox row; ``None`` when it is over ``MOST_STATE_BYTES``.
+def state_row(
+    desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None, packet: StatePacket | None = None
+) -> OutboxRow | None:
+    """The run's state as an outbox row; ``None`` when it is over ``MOST_STATE_BYTES``. ``packet``: the newest that
+    shortened the context.
 
     What is too large for a message goes into the bucket when it is sent.
     """
@@ -54,6 +58,7 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
         trimmed_through=hot.view.course.trimmed_through,
         settings=desk.runs.lane.settings,
         hash_chain=f"sha256:{hot.chain.hex()}",
+        packet=UNSET if packet is None else packet,
     )
     payload = encode(state)
     return OutboxRow(
@@ -68,6 +73,7 @@ def state_row(desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None) -> Ou
             state.ledger_digest,
             head.version,
             checkpoint.id if checkpoint is not None else "",
+            packet.packet_id if packet is not None else "",
         ),
         payload=payload,
     )
@@ -78,10 +84,12 @@ def _say_too_large(run: str, size: int) -> None:
 
 
 def tombstone_row(
-    desk: Desk, run: str, *, version: int, hash_chain: str, reason: str, at: datetime
+    desk: Desk, run: str, *, version: int, position: int, hash_chain: str, reason: str, at: datetime
 ) -> OutboxRow:
     """What the state stream keeps of a forgotten run: how far it went and the end of its chain, no content."""
-    grave = Tombstone(run=run, through=version, hash_chain=hash_chain, at=at, reason=reason)
+    grave = Tombstone(
+        run=run, through=version, hash_chain=hash_chain, at=at, reason=reason, position=position
+    )
     state = RunState(
         epoch=desk.voice.epoch,
         fold_version=FOLD_VERSION,

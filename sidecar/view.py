@@ -11,8 +11,9 @@ import msgspec
 from protocol.handoff import ClearedResult, Packet, Recent, Tail
 from protocol.identifiers import MAX_INTEGER
 from sidecar.core.budget import Budget, BudgetSettings, after_take_up
+from sidecar.core.course import Compact, Course, Trim
 from sidecar.core.packet import BudgetFigures
-from sidecar.core.policy import Compact, Course, Trim
+from sidecar.core.resume import StoodOn
 from sidecar.core.samples import expectation
 from sidecar.core.state import Head
 from sidecar.core.tokens import NOTHING, Estimate
@@ -28,7 +29,6 @@ class Published(msgspec.Struct, kw_only=True):
     protected_digest: str = ""
     verdict: str = ""
     packet_id: str = ""
-    checkpoint_version: int = 0
     shortening_id: str = ""
     """Id of the newest packet that shortened the context: compacted or trimmed."""
 
@@ -50,10 +50,14 @@ class View(msgspec.Struct, kw_only=True):
     shadow: Course = msgspec.field(default_factory=Course)
     """Of the shadow chain, which never touches the agent."""
     published: Published = msgspec.field(default_factory=Published)
-    packets: dict[str, tuple[int, int]] = {}
-    """Ids of the newest packets published → the checkpoint version and ledger version each stood on."""
+    packets: dict[str, StoodOn] = {}
+    """Ids of the newest packets published → what each stood on."""
     changed_by_others_at: int = 0
     """Ledger version at which an authority or the clock last said something that may change the protected part."""
+    handed_down: int = 0
+    """How often something that holds for the descendants changed."""
+    spawned: int = 0
+    """How often the parent's word changed the contract."""
     since: dict[str, float] = {}
     """``operation/<id>``, ``call/<event id>``, ``gap/<id>``, ``approval/<id>`` → broker time (s) at which it
     began; an approval: at which it expires."""
@@ -79,20 +83,18 @@ class View(msgspec.Struct, kw_only=True):
     ended_at: float = 0.0
     """Broker time (s) of that."""
 
-    def note_packet(self, packet: Packet) -> None:
+    def note_packet(self, packet: Packet, stood_on: StoodOn) -> None:
         """Remember what went out, to tell later what is new and who works from something old."""
-        version = packet.checkpoint.version if packet.checkpoint is not None else 0
         self.published = Published(
             protected_digest=packet.protected_digest,
             verdict=packet.verdict,
             packet_id=packet.packet_id,
-            checkpoint_version=version,
             shortening_id=packet.packet_id
             if packet.reason in ("compacted", "trimmed")
             else self.published.shortening_id,
         )
         kept = list(self.packets.items())[-PACKETS_REMEMBERED + 1 :]
-        self.packets = dict([*kept, (packet.packet_id, (version, packet.ledger_version))])
+        self.packets = dict([*kept, (packet.packet_id, stood_on)])
 
     def course_of(self, mode: str) -> Course:
         """The course of the chain that a run in this mode has."""

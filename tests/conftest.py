@@ -1,4 +1,4 @@
-"""Fixtures every test may use: the one asyncio backend, and where the transcripts lie."""
+"""Fixtures every test may use: the one asyncio backend, and where the transcripts lie; profiles of properties."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+
+from support import laws
+
+laws.register()
 
 
 @pytest.fixture(scope="session")

@@ -26,5 +26,7 @@ pip wheel --quiet --no-deps --wheel-dir "$wheels" "$source"
 pip --python "$target/bin/python" install --quiet --only-binary :all: --no-binary nkeys --require-hashes \
     --requirement "$source/deploy/image/$lock"
 pip --python "$target/bin/python" install --quiet --no-deps --no-index "$wheels"/*.whl
+# Nothing but the interpreter and our own command; no tests of libraries.
+find "$target/bin" -type f ! -name watchkeeper -delete
+find "$target/lib" -type d -name tests -prune -exec rm -rf {} +
 "$target/bin/python" -m compileall -q "$target/lib"
-rm -f "$target"/bin/activate* "$target"/bin/Activate*

@@ -66,7 +66,6 @@ def returned(entry: Entry, event: ToolReturned) -> None:
             return
     if (call.state, "final result") in CALL:
         entry.ledger.drop("call", call.id)
-        entry.outcome.calls_closed.append(call.id)
     if event.status in ("timeout", "cancelled"):
         if call.operation_id is not None:
             operations.call_lost(entry, call.operation_id)
@@ -100,7 +99,6 @@ def any_open(entry: Entry) -> bool:
 def _abandon(entry: Entry, call: Call) -> None:
     ledger = entry.ledger
     ledger.put("call", replace(call, state="abandoned"))
-    entry.outcome.calls_abandoned.append(call.id)
     if call.operation_id is not None:
         operations.given_up(entry, call.operation_id)
     left = [call for call in ledger.items["call"].values() if call.state == "abandoned"]

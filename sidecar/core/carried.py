@@ -41,7 +41,7 @@ FEW: Final = 30
 SHORT_MESSAGE: Final = 200
 """Characters shown of a user message that is given by reference."""
 
-_CHILD, _DECISION, _STEP, _RECORD, _MESSAGE, _SETTLED, _REJECTED, _SUMMARY, _RECENT, _OLD = range(10)
+_CALL, _CHILD, _DECISION, _STEP, _RECORD, _MESSAGE, _SETTLED, _REJECTED, _SUMMARY, _RECENT, _OLD = range(11)
 """Ranks: the last goes first."""
 
 
@@ -61,6 +61,14 @@ def settled_operations(ledger: Ledger, left: Counter[str]) -> list[Piece]:
         )
         for place, item in enumerate(_newest("operations", settled, left))
     ]
+
+
+def abandoned_calls(ledger: Ledger, covered: int) -> Iterator[Piece]:
+    """Calls behind the covered range whose outcome nobody will tell, in the order they were made."""
+    for call in ledger.active["call"].values():
+        if call.state == "abandoned" and call.position > covered:
+            value = {"call_id": call.call_id, "tool": call.tool}
+            yield Piece(slot="abandoned_calls", order=(call.position, call.id), value=value, rank=_CALL)
 
 
 def steps(progress: Mapping[str, Any]) -> Iterator[Piece]:

@@ -97,7 +97,6 @@ def resumed(entry: Entry, event: RunResumed) -> None:
     head = entry.head
     if entry.channel == "event":
         sessions.begin(entry, event.session)
-        entry.outcome.take_up = event.packet_id is not None
     if entry.has_authority:
         head.pauses = ()
         if head.finished is not None and ("finished", "run.resumed by an authority") in RUN:

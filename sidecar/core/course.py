@@ -79,6 +79,9 @@ class Course(Struct, kw_only=True):
 
     deferred: str = ""
     wanted_at: float | None = None
+    """When the present need arose."""
+    asked: bool = False
+    """Somebody asked, and waits for work in flight: that need does not pass with the level."""
     planned: str = ""
     planned_at: int = 0
     compactions: int = 0
@@ -100,11 +103,10 @@ class Course(Struct, kw_only=True):
 
 
 class Defer(Struct, frozen=True, kw_only=True):
-    """Compaction is wanted, and waits. ``changed``: not said yet. ``until``: ask again then (s)."""
+    """Compaction is wanted, and waits. ``changed``: not said yet."""
 
     reason: DeferReason
     changed: bool
-    until: float | None = None
 
 
 class Ineffective(Struct, frozen=True, kw_only=True):
@@ -120,8 +122,6 @@ class Trim(Struct, frozen=True, kw_only=True):
     through: int
     cleared: tuple[Cleared, ...]
     saved_tokens: int
-    projected: int
-    """The figure expected once it is taken up."""
 
 
 class Compact(Struct, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ def follow(course: Course, budget: Budget, observed: Observed, settings: BudgetS
         course.not_applied_said = False
         course.shadow_saved = 0
         course.planned = ""
-        course.wanted_at = None
+        course.wanted_at, course.asked = None, False
     elif observed.sampled and course.awaiting_take_up:
         course.samples_since_commit += 1
     if course.ineffective and really_changed(course, budget, settings):
@@ -176,7 +176,7 @@ def committed(
     course.compactions += 1
     course.failures = 0
     course.retry_at = course.breaker_until = course.wanted_at = None
-    course.fallback_failed = False
+    course.fallback_failed = course.asked = False
     course.ineffective = course.deferred = course.planned = ""
     if live:
         course.packet_tokens = packet_tokens
@@ -200,7 +200,7 @@ def trimmed(course: Course, budget: Budget, plan: Trim, *, live: bool = True) ->
     """Results were cleared; live: the figure drops once the agent applies it."""
     course.trimmed_through = max(course.trimmed_through, plan.through)
     course.planned = course.deferred = ""
-    course.wanted_at = None
+    course.wanted_at, course.asked = None, False
     if live:
         _await(course, "trim")
         left = max(0, budget.used() - budget.fixed - plan.saved_tokens)

@@ -59,25 +59,14 @@ class Outcome(Struct, kw_only=True):
     foreign: bool = False
     ignored: bool = False
     """A record of an epoch lower than the lane's highest: counted in the version, otherwise nothing."""
-    position: int = 0
-    """Of this message; of a record: of the newest message that has one."""
-    version: int = 0
     operations_unknown: list[str] = field(default_factory=list)
     """Operations whose outcome became unknown by this message."""
-    operations_settled: list[str] = field(default_factory=list)
-    """Operations that became succeeded or failed by it."""
-    calls_closed: list[str] = field(default_factory=list)
-    """Event ids of the calls that got their final result."""
-    calls_abandoned: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     """Gaps that opened."""
-    session_began: bool = False
-    take_up: bool = False
-    """The agent took a packet up or replaced its context."""
-    prevented: int = 0
-    """1 when an authorization was denied because the effect is done, under way or of unknown outcome."""
     touched: set[str] = field(default_factory=set)
     """Runs whose ledger changed."""
+    handed_down: bool = False
+    """What holds for the run's descendants changed."""
 
 
 class Entry:

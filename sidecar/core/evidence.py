@@ -78,9 +78,12 @@ def readable(runs: Mapping[str, Ledger], asker: str, target: str) -> list[Wanted
     ]
 
 
-def forgotten(asker: str, refs: Sequence[str], newest: int, of_run: str | None = None) -> list[Wanted]:
-    """What each ref of a forgotten run names: no ledger is left, heads of its messages are. Raises ValueError
-    for what is no ref."""
+def forgotten(
+    asker: str, refs: Sequence[str], newest: int, of_run: str | None = None, *, heads: bool = True
+) -> list[Wanted]:
+    """What each ref of a forgotten run names: no ledger is left, ``heads`` of its messages are (or not even
+    these: another owner forgot it). Raises ValueError for what is no ref."""
+    missing: Literal["not_found", "gone"] = "not_found" if heads else "gone"
     found = []
     for text in refs:
         ref = parse_ref(text)
@@ -88,7 +91,7 @@ def forgotten(asker: str, refs: Sequence[str], newest: int, of_run: str | None =
         if target != asker:
             found.append(Wanted(ref=text, run=target, place="none", status="out_of_scope"))
         elif ref.kind == "event":
-            found.append(Wanted(ref=text, run=asker, place="event", name=ref.value))
+            found.append(Wanted(ref=text, run=asker, place="event", name=ref.value, status=missing))
         elif ref.kind == "pos" and ref.position <= newest:
             found.append(Wanted(ref=text, run=asker, place="position", position=ref.position))
         else:

@@ -66,6 +66,19 @@ def members(runs: Mapping[str, Ledger], run: str) -> Iterator[Ledger]:
         waiting += sorted({*ledger.items["child"], *ledger.items["claim"]}, reverse=True)
 
 
+def handed_down(ledger: Ledger) -> tuple[object, ...] | None:
+    """Changes whenever what holds for the run's descendants does: binding constraints, policy, pauses, its being
+    begun and spawned, gaps. None: it has no descendants. Comparable only within one message's fold."""
+    if not ledger.items["child"] and not ledger.items["claim"]:
+        return None
+    head, policy = ledger.head, ledger.policy
+    return (
+        ledger.index.binding_changes,
+        (policy.release, policy.released, policy.approval_kinds, policy.forbidden_kinds),
+        (head.pauses, head.started, head.spawned, head.parent),
+    )
+
+
 def constraints(runs: Mapping[str, Ledger], run: str) -> list[ConstraintItem]:
     """The run's active constraints and its ancestors' binding ones, nearest run first, by id within a run."""
     found: list[ConstraintItem] = []
@@ -131,11 +144,13 @@ def open_gap(runs: Mapping[str, Ledger], run: str) -> tuple[str, Gap] | None:
     return None
 
 
-def holders(runs: Mapping[str, Ledger], run: str, key: str) -> Iterator[Holder]:
-    """Every operation of the family with this idempotency key."""
+def holder(runs: Mapping[str, Ledger], run: str, operation: Operation, state: str) -> Holder | None:
+    """The first other operation of the family with the key of this one of ``run`` that is in this state."""
     for ledger in members(runs, run):
-        for name in ledger.index.by_key.get(key, ()):
-            yield Holder(ledger.head.run, ledger.items["operation"][name])
+        for _, name in ledger.index.holding.get((operation.idempotency_key, state)):
+            if (ledger.head.run, name) != (run, operation.id):
+                return Holder(ledger.head.run, ledger.items["operation"][name])
+    return None
 
 
 def _together(lists: list[tuple[str, ...] | None], configured: tuple[str, ...]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ MIN_TEXT_TOKENS: Final = 1_024
 """A text up to this size is never too large for its window: no window is so small that it would pay."""
 
 LEFT_OUT: Final[dict[str, tuple[str, str]]] = {
+    "abandoned_calls": ("reference", "abandoned calls: ask.search types tool.called"),
     "children": ("reference", "children: ask.search types child.spawned"),
     "decisions": ("reference", "decisions: ask.fetch decision:<id>"),
     "rejected": ("reference", "rejected alternatives: ask.fetch decision:<id>"),
@@ -79,6 +80,9 @@ operations). What binds is shortened last."""
 _MARGIN: Final = 64
 """A text is shortened only when that saves more than the marker costs."""
 
+WIDEST_COUNT: Final = 10**9
+"""Stands for a number that is not known yet, at its greatest width."""
+
 _COMBINING: Final = frozenset(map(chr, (*range(0x300, 0x370), *range(0xFE00, 0xFE10), 0x200D, 0x20E3)))
 
 
@@ -103,11 +107,12 @@ class Contents(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """``packet_tokens`` bounds the packet while all is well, a quarter of ``usable`` its text in a reduced
-    one."""
+    """``packet_tokens`` bounds the packet while all is well, a quarter of ``usable`` its text in a reduced one
+    (0: not known). ``least``: the choice that the protected part leaves at best (None: it fits)."""
 
     packet_tokens: int
     usable: int
+    least: Choice | None = None
     wire_bytes: int = MAX_WIRE_BYTES
 
 
@@ -136,31 +141,40 @@ def fit(contents: Callable[[Choice | None], Contents], left: Counter[str], bound
     """The packet's fields within ``bounds``, ``text`` included.
 
     ``contents`` gives them as they are under a choice; ``left`` counts, by slot, what was left out before.
-    In order: everything; fewer of what is not required; shortened texts (``reduced``, text under a quarter
-    of usable); ``postpone`` (under a half); ``pause``.
+    In order: everything; fewer of what is not required; shortened texts (``reduced``); and as the ledger
+    says, ``postpone`` or ``pause``. What even the broker would refuse is a ``pause`` in any case.
     """
     whole = contents(None)
-    fields = _assemble(whole.frame, whole.pieces, left)
-    size = _measure(fields)
-    if _within(size, bounds):
-        return _done(fields, None, size)
     optional = sorted((piece for piece in whole.pieces if not piece.required), key=lambda piece: piece.rank)
     without = left + Counter(piece.slot for piece in optional)
-    fields = _bare(whole, without)
-    size = _measure(fields)
-    if _within(size, bounds):
-        return _with_optional(whole, optional, left, bounds, fields, size)
-    reduced = _bare(contents("reduced"), without)
-    for rest, firm in _RUNGS:
-        fields = _shortened(reduced, rest, firm)
+    if bounds.least is None:
+        fields = _assemble(whole.frame, whole.pieces, left)
         size = _measure(fields)
-        if size.text_tokens * 4 <= bounds.usable and size.wire <= bounds.wire_bytes:
-            return _done(fields, "reduced", size)
-    fields = _shortened(_bare(contents("postpone"), without), *_RUNGS[-1])
-    size = _measure(fields)
-    if size.text_tokens * 2 <= bounds.usable and size.wire <= bounds.wire_bytes:
-        return _done(fields, "postpone", size)
-    return _pausing(_shortened(_bare(contents("pause"), without), *_RUNGS[-1]), bounds)
+        if _within(size, bounds):
+            return _done(fields, None, size)
+        fields = _bare(whole, without)
+        size = _measure(fields)
+        if _within(size, bounds):
+            return _with_optional(whole, optional, left, bounds, fields, size)
+        reduced = _bare(contents("reduced"), without)
+        for rest, firm in _RUNGS:
+            fields = _shortened(reduced, rest, firm)
+            size = _measure(fields)
+            if size.wire <= bounds.wire_bytes and (
+                (rest, firm) == _RUNGS[-1] or size.text <= _text_bound(bounds)
+            ):
+                return _done(fields, "reduced", size)
+    elif bounds.least == "postpone":
+        fields = shortest(_bare(contents("postpone"), without))
+        size = _measure(fields)
+        if size.wire <= bounds.wire_bytes:
+            return _done(fields, "postpone", size)
+    return _pausing(shortest(_bare(contents("pause"), without)), bounds)
+
+
+def shortest(fields: dict[str, Any]) -> dict[str, Any]:
+    """A copy with every text as short as a packet ever gives it."""
+    return _shortened(fields, *_RUNGS[-1])
 
 
 def shorten(text: str, limit: int, ref: str | None) -> str:
@@ -205,9 +219,14 @@ def _with_optional(
 def _within(size: _Size, bounds: Bounds) -> bool:
     return (
         size.tokens <= bounds.packet_tokens
-        and (bounds.usable <= 0 or size.text_tokens <= max(bounds.usable // 4, MIN_TEXT_TOKENS))
+        and size.text <= _text_bound(bounds)
         and size.wire <= bounds.wire_bytes
     )
+
+
+def _text_bound(bounds: Bounds) -> int:
+    """Bytes that the text may have of a window."""
+    return 4 * (max(bounds.usable // 4, MIN_TEXT_TOKENS) if bounds.usable > 0 else WIDEST_COUNT)
 
 
 def _done(fields: dict[str, Any], choice: Choice | None, size: _Size) -> Fitted:
@@ -234,7 +253,7 @@ def _assemble(frame: dict[str, Any], pieces: Iterable[Piece], left: Counter[str]
     fields = dict(frame)
     fields["task"] = frame["task"] | {"user_messages": values.get("user_messages", [])}
     fields["progress"] = frame["progress"] | {name: values.get(name, []) for name in ("completed", "plan")}
-    for name in ("operations", "artifacts", "evidence", "children", "recent"):
+    for name in ("operations", "artifacts", "evidence", "children", "recent", "abandoned_calls"):
         fields[name] = values.get(name, [])
     rejected = dict(values.get("rejected", []))
     fields["decisions"] = [

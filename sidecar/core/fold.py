@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from protocol import events as wire
 from protocol.events import AUTHORITY_ONLY_TYPES, RECORD_TYPES, Event, SettingsApplied, type_of
-from sidecar.core import approvals, calls, children, contract, operations, sessions, turns, work
+from sidecar.core import approvals, calls, children, contract, family, operations, sessions, turns, work
 from sidecar.core.entry import RUN_VIOLATIONS, Entry, Origin, Outcome, Violation, count_violation
 from sidecar.core.state import Channel, Head, Lane, Ledger
 
@@ -43,16 +43,12 @@ def _timed_out(entry: Entry, event: wire.OperationTimedOut) -> None:
         operations.given_up(entry, event.operation_id)
 
 
-def _context_replaced(entry: Entry, event: wire.ContextReplaced) -> None:
-    entry.outcome.take_up = not entry.late and entry.channel == "event"
-
-
 _RULES: Final[dict[type[Event], Rule]] = {
     wire.RunStarted: contract.started,
     wire.RunPaused: contract.paused,
     wire.RunFinished: contract.finished,
     wire.RunResumed: contract.resumed,
-    wire.ContextReplaced: _context_replaced,
+    wire.ContextReplaced: _nothing,
     wire.TaskChanged: contract.task_changed,
     wire.ModelChanged: work.model_changed,
     wire.Message: turns.said,
@@ -113,17 +109,19 @@ def fold(lane: Lane, runs: MutableMapping[str, Ledger], run: str, event: Event, 
         return _refused(runs.get(run), run, event, origin.channel, refusal)
     if run not in runs:
         runs[run] = Ledger(Head(run=run))
-    head = runs[run].head
+    ledger = runs[run]
+    head = ledger.head
+    before = family.handed_down(ledger)
     head.version += 1
     if origin.channel != "record":
         head.position += 1
     entry = Entry(lane, runs, run, event, origin)
     outcome = entry.outcome
-    outcome.position, outcome.version = head.position, head.version
     if origin.channel == "record":
         _record(entry)
     else:
         _message(entry)
+    outcome.handed_down = before is not None and before != family.handed_down(ledger)
     return outcome
 
 
@@ -201,7 +199,6 @@ def _refused(ledger: Ledger | None, run: str, event: Event, channel: Channel, de
         session=event.session,
         seq=event.seq,
     )
-    outcome.position, outcome.version = ledger.head.position, ledger.head.version
     outcome.touched.add(run)
     return outcome
 

@@ -276,18 +276,13 @@ def _state_fault(
         return answer.no(code, _REASON_OF_STATE[operation.state], clears)
     if operation.idempotency_key is None:
         return None
-    others = [
-        holder
-        for holder in family.holders(runs, run, operation.idempotency_key)
-        if (holder.run, holder.operation.id) != (run, operation.id)
-    ]
     for state in _KEY_HELD:
-        for holder in others:
-            if holder.operation.state == state:
-                which = f"operation {holder.operation.id} of run {holder.run} has the same key: "
-                return answer.no(
-                    _OF_STATE[state], which + _REASON_OF_STATE[state], _CLEARS_STATE[state], holder=holder
-                )
+        holder = family.holder(runs, run, operation, state)
+        if holder is not None:
+            which = f"operation {holder.operation.id} of run {holder.run} has the same key: "
+            return answer.no(
+                _OF_STATE[state], which + _REASON_OF_STATE[state], _CLEARS_STATE[state], holder=holder
+            )
     return None
 
 
@@ -333,9 +328,7 @@ def _approval_fault(
 ) -> Decision:
     standing = permission.approval_standing(lane, runs, run, operation, now=now)
     if standing.fault is not None:
-        return answer.no(
-            standing.fault, standing.reason, standing.clears_when, approval=standing.approval
-        )
+        return answer.no(standing.fault, standing.reason, standing.clears_when, approval=standing.approval)
     if postpone and operation.nonessential:
         return answer.no("postponed", "it is nonessential and room is short", "more room in the context")
     return answer.yes(approval=standing.approval)

@@ -6,39 +6,78 @@ a message and of a judgement independent of how long the run is. It decides noth
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from sidecar.core.rules import Rules
 
 if TYPE_CHECKING:
     from sidecar.core.state import Approval, Artifact, Call, Operation
 
-_INDEXED = ("operation", "approval", "artifact", "call")
+_INDEXED = ("operation", "approval", "artifact", "call", "constraint", "gap")
+
+
+class Ordered:
+    """Items under a key, in an order of their own; empty keys are not kept."""
+
+    __slots__ = ("_under",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self._under: dict[Hashable, list[tuple[Any, ...]]] = {}
+
+    def add(self, key: Hashable, entry: tuple[Any, ...]) -> None:
+        insort(self._under.setdefault(key, []), entry)
+
+    def remove(self, key: Hashable, entry: tuple[Any, ...]) -> None:
+        entries = self._under[key]
+        del entries[bisect_left(entries, entry)]
+        if not entries:
+            del self._under[key]
+
+    def get(self, key: Hashable) -> list[tuple[Any, ...]]:
+        """The entries, least first."""
+        return self._under.get(key, [])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ordered) and self._under == other._under
+
+    def copy(self) -> Ordered:
+        twin = Ordered()
+        twin._under = {key: list(entries) for key, entries in self._under.items()}
+        return twin
 
 
 class Index:
-    """Secondary keys of operations, approvals, artifacts and calls."""
+    """Secondary keys of operations, approvals, artifacts, calls and constraints."""
 
     __slots__ = (
         "approvals_of_kind",
         "approvals_of_operation",
-        "by_key",
+        "binding_changes",
         "calls_of_operation",
         "current",
+        "granted",
+        "holding",
         "open_calls",
         "requests",
+        "rules",
         "sizes",
         "unsettled",
         "versions",
     )
 
     def __init__(self) -> None:
-        self.by_key: dict[str, tuple[str, ...]] = {}
-        """Idempotency key → ids of operations."""
+        self.holding = Ordered()
+        """(idempotency key, state) → (position, id) of operations."""
         self.requests: dict[str, str] = {}
         """Request of ``authorize`` → the operation it reserved."""
         self.unsettled: set[str] = set()
         """Operations pending or unknown."""
+        self.granted = Ordered()
+        """("operation", id), or ("action", kind) of those that name none → (granted at, position, id)."""
         self.approvals_of_operation: dict[str, tuple[int, str]] = {}
         """Operation → (position, id) of the newest approval that names it, whatever its state."""
         self.approvals_of_kind: dict[str, tuple[int, str]] = {}
@@ -51,6 +90,10 @@ class Index:
         """Call id → event ids of its open calls."""
         self.calls_of_operation: Counter[str] = Counter()
         """Operation → how many of its calls are open; none where none is."""
+        self.rules = Rules()
+        """The active constraints, by what they forbid."""
+        self.binding_changes = 0
+        """How often a constraint or gap that holds for descendants came, went or changed."""
         self.sizes: dict[str, int] = dict.fromkeys(_INDEXED, 0)
 
     @classmethod
@@ -68,9 +111,12 @@ class Index:
 
     def copy(self) -> Index:
         twin = Index()
-        twin.by_key = dict(self.by_key)
+        twin.holding = self.holding.copy()
         twin.requests = dict(self.requests)
         twin.unsettled = set(self.unsettled)
+        twin.granted = self.granted.copy()
+        twin.rules = self.rules.copy()
+        twin.binding_changes = self.binding_changes
         twin.approvals_of_operation = dict(self.approvals_of_operation)
         twin.approvals_of_kind = dict(self.approvals_of_kind)
         twin.current = dict(self.current)
@@ -88,18 +134,26 @@ class Index:
         if kind == "operation":
             self._operation(old, new)
         elif kind == "approval":
-            self._approval(new)
+            self._approval(old, new)
         elif kind == "artifact":
             self._artifact(old, new)
+        elif kind == "constraint":
+            self.rules.note(old, new)
+            self.binding_changes += any(item is not None and item.source != "agent" for item in (old, new))
+        elif kind == "gap":
+            self.binding_changes += 1
         else:
             self._call(old, new)
 
     def _operation(self, old: Operation | None, new: Operation | None) -> None:
         if new is None:
             return  # operations are never dropped
-        key = new.idempotency_key
-        if key is not None and (old is None or old.idempotency_key != key):
-            self.by_key[key] = (*self.by_key.get(key, ()), new.id)
+        before, after = _held(old), _held(new)
+        if before != after:
+            if before is not None:
+                self.holding.remove(*before)
+            if after is not None:
+                self.holding.add(*after)
         if new.request_id is not None:
             self.requests[new.request_id] = new.id
         if new.state in ("pending", "unknown"):
@@ -107,9 +161,15 @@ class Index:
         else:
             self.unsettled.discard(new.id)
 
-    def _approval(self, new: Approval | None) -> None:
+    def _approval(self, old: Approval | None, new: Approval | None) -> None:
         if new is None:
             return  # nor are approvals
+        before, after = _grant(old), _grant(new)
+        if before != after:
+            if before is not None:
+                self.granted.remove(*before)
+            if after is not None:
+                self.granted.add(*after)
         newest = (new.position, new.id)
         if new.operation_id is not None:
             table, name = self.approvals_of_operation, new.operation_id
@@ -143,3 +203,16 @@ class Index:
             self.calls_of_operation[call.operation_id] += change
             if not self.calls_of_operation[call.operation_id]:
                 del self.calls_of_operation[call.operation_id]
+
+
+def _held(item: Operation | None) -> tuple[tuple[str, str], tuple[int, str]] | None:
+    if item is None or item.idempotency_key is None:
+        return None
+    return (item.idempotency_key, item.state), (item.position, item.id)
+
+
+def _grant(item: Approval | None) -> tuple[tuple[str, str], tuple[int, int, str]] | None:
+    if item is None or item.state != "granted":
+        return None
+    named = ("action", item.action) if item.operation_id is None else ("operation", item.operation_id)
+    return named, (item.granted_at, item.position, item.id)

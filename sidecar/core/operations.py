@@ -156,10 +156,8 @@ def authorization(entry: Entry, event: AuthorizationRequested) -> None:
             dispatched_at=entry.position,
         )
         decision = replace(decision, reserved=True, operation=reserved)
-    elif not decision.allowed and not decision.invalid:
-        entry.outcome.prevented = int(decision.code in gate.PREVENTING)
-        if decision.holder is not None:
-            entry.violate("repeated_operation", _ref(event.operation_id), _ref(decision.holder.operation.id))
+    elif not decision.invalid and decision.holder is not None:
+        entry.violate("repeated_operation", _ref(event.operation_id), _ref(decision.holder.operation.id))
     entry.outcome.decision = replace(decision, operation_id=event.operation_id)
 
 
@@ -227,7 +225,6 @@ def _move(entry: Entry, known: Operation, trigger: str, fields: dict[str, object
     if moved.state == "unknown":
         entry.outcome.operations_unknown.append(known.id)
     elif moved.state in ("succeeded", "failed"):
-        entry.outcome.operations_settled.append(known.id)
         _forget_results(entry.ledger)
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from protocol.codec import digest
+from protocol.codec import digest, encode
 from protocol.events import Settings
 from protocol.handoff import DIGEST_EXCLUDES, ClearedResult, Level, Packet, PacketReason, Recent, Tail
 from protocol.state import StateCheckpoint
+from sidecar.core import room
 from sidecar.core import verdict as verdicts
 from sidecar.core.carried import (
+    abandoned_calls,
     is_dead,
     operation_piece,
     recent,
@@ -29,7 +32,7 @@ from sidecar.core.carried import (
     steps,
     user_messages,
 )
-from sidecar.core.fitting import MAX_WIRE_BYTES, Bounds, Choice, Contents, fit, shorten
+from sidecar.core.fitting import MAX_WIRE_BYTES, WIDEST_COUNT, Bounds, Choice, Contents, fit, shorten
 from sidecar.core.gate import may
 from sidecar.core.protected import decision_fields, protected_digest, protected_view, rested_on
 from sidecar.core.state import Lane, Ledger
@@ -40,9 +43,11 @@ CLEARED_SHOWN: Final = 1_000
 _CLEARED_NOTE: Final = 300
 """Characters of a cleared result's note."""
 
-_WIDEST_COUNT: Final = 10**9
+_CLEARED_SHARE: Final = 8
+"""Cleared results may take this part of the message."""
+
 _DIGEST_WIDTH: Final = len("sha256:") + 64
-"""Measured before they are known, at their greatest width."""
+"""Measured before it is known."""
 
 
 class BudgetFigures(NamedTuple):
@@ -85,6 +90,8 @@ class PacketInputs(Struct, kw_only=True):
     statements_dead: Callable[[str], bool] = lambda _ref: False
     """Whether a ref was superseded, withdrawn or forgotten, beyond what the run's ledger knows."""
     wire_bytes: int = MAX_WIRE_BYTES
+    now: datetime | None = None
+    """With its offset; takes from ``may`` what an approval permits no longer, and nothing else."""
 
 
 class Built(NamedTuple):
@@ -105,7 +112,9 @@ def build_packet(inputs: PacketInputs) -> Built:
     ledger = inputs.runs[inputs.run]
     lane = Lane(settings=inputs.settings)
     left: Counter[str] = Counter()
+    covered = 0 if inputs.checkpoint is None else inputs.checkpoint.covers_through.position
     unchanging = [
+        *abandoned_calls(ledger, covered),
         *steps(view["progress"]),
         *records(ledger, rested_on(ledger), left),
         *user_messages(ledger, inputs.user_tokens, left),
@@ -113,21 +122,33 @@ def build_packet(inputs: PacketInputs) -> Built:
         *recent(inputs.recent),
     ]
     settled = settled_operations(ledger, left)
-    left["cleared"] = max(0, len(inputs.cleared) - CLEARED_SHOWN)
+    cleared = _cleared(inputs.cleared, inputs.wire_bytes // _CLEARED_SHARE)
+    left["cleared"] = len(inputs.cleared) - len(cleared)
+    fits = room.fit_of(lane, inputs.runs, inputs.run)
 
     def contents(choice: Choice | None) -> Contents:
-        frame = _frame(inputs, view, choice)
+        frame = _frame(inputs, view, choice) | {"cleared": cleared}
         paused = frame["verdict"] == "pause"
-        postpone = choice == "postpone"
         unsettled = [
             operation_piece(
-                operation, may(lane, inputs.runs, inputs.run, operation, paused=paused, postpone=postpone)
+                operation,
+                may(
+                    lane,
+                    inputs.runs,
+                    inputs.run,
+                    operation,
+                    paused=paused,
+                    postpone=fits != "fits",
+                    now=inputs.now,
+                ),
             )
             for operation in ledger.active["operation"].values()
         ]
         return Contents(frame, [*unsettled, *settled, *unchanging])
 
-    bounds = Bounds(inputs.packet_tokens, inputs.budget.usable, inputs.wire_bytes)
+    bounds = Bounds(
+        inputs.packet_tokens, inputs.budget.usable, None if fits == "fits" else fits, inputs.wire_bytes
+    )
     fitted = fit(contents, left, bounds)
     return Built(_with_digest(fitted.fields), fitted.choice, fitted.tokens, fitted.text_tokens)
 
@@ -167,6 +188,7 @@ def _frame(inputs: PacketInputs, view: dict[str, Any], choice: Choice | None) ->
         inputs.run,
         stops=stops,
         missing_artifacts=inputs.missing_artifacts,
+        brief=choice is not None,
     )
     fields: dict[str, Any] = {
         "v": 1,
@@ -183,7 +205,7 @@ def _frame(inputs: PacketInputs, view: dict[str, Any], choice: Choice | None) ->
         "ledger_version": head.version,
         "protected_digest": protected_digest(view),
         "tail": msgspec.to_builtins(inputs.tail),
-        "cleared": _cleared(inputs.cleared[-CLEARED_SHOWN:]),
+        "cleared": [],
         "verdict": verdicts.verdict(causes),
         "blockers": msgspec.to_builtins(causes),
         "authority": "required" if inputs.settings.authority_required else "agent",
@@ -203,14 +225,9 @@ def _frame(inputs: PacketInputs, view: dict[str, Any], choice: Choice | None) ->
         "parent": view["parent"],
     }
     fields |= {name: view[name] for name in ("allowed_tools", "required_artifacts") if name in view}
-    covered = 0 if inputs.checkpoint is None else inputs.checkpoint.covers_through.position
     calls = sorted(ledger.active["call"].values(), key=lambda item: (item.position, item.id))
     return fields | {
-        "abandoned_calls": [
-            {"call_id": call.call_id, "tool": call.tool}
-            for call in calls
-            if call.state == "abandoned" and call.position > covered
-        ],
+        "abandoned_calls": [],
         "open_calls": [
             {"call_id": call.call_id, "tool": call.tool} for call in calls if call.state == "open"
         ],
@@ -220,15 +237,23 @@ def _frame(inputs: PacketInputs, view: dict[str, Any], choice: Choice | None) ->
         "violations": [
             {"code": code, "count": count} for code, count in sorted(head.violations.items()) if count
         ],
-        "budget": inputs.budget._asdict() | {"packet_tokens": _WIDEST_COUNT},
+        "budget": inputs.budget._asdict() | {"packet_tokens": WIDEST_COUNT},
         "digest": _DIGEST_WIDTH * "0",
         "text": "",
     }
 
 
-def _cleared(results: list[ClearedResult]) -> list[dict[str, Any]]:
-    plain: list[dict[str, Any]] = msgspec.to_builtins(results)
-    return [item | {"note": shorten(item["note"], _CLEARED_NOTE, item["ref"])} for item in plain]
+def _cleared(results: list[ClearedResult], room_bytes: int) -> list[dict[str, Any]]:
+    """The newest that fit, oldest first."""
+    plain: list[dict[str, Any]] = msgspec.to_builtins(results[-CLEARED_SHOWN:])
+    shown: list[dict[str, Any]] = []
+    for item in reversed(plain):
+        short = item | {"note": shorten(item["note"], _CLEARED_NOTE, item["ref"])}
+        room_bytes -= len(encode(short)) + 1
+        if room_bytes < 0:
+            break
+        shown.append(short)
+    return shown[::-1]
 
 
 def _checkpoint(checkpoint: StateCheckpoint | None) -> dict[str, Any] | None:

@@ -52,20 +52,31 @@ def forbids(rule: Forbids, operation: Operation) -> bool:
 
     A list without entries is as good as none, and no list at all forbids nothing.
     """
-    pairs = (
-        (rule.kinds, operation.kind),
-        (rule.tools, operation.tool),
+    given = False
+    for patterns, value in (
         (rule.targets, operation.target),
-    )
-    given = [(patterns, value) for patterns, value in pairs if patterns]
-    return bool(given) and all(value is None or any_matches(patterns, value) for patterns, value in given)
+        (rule.tools, operation.tool),
+        (rule.kinds, operation.kind),
+    ):
+        if patterns:
+            given = True
+            if value is not None and not any_matches(patterns, value):
+                return False
+    return given
 
 
 def forbidding(runs: Mapping[str, Ledger], run: str, operation: Operation) -> ConstraintItem | None:
-    """The constraint of run or ancestors that forbids the operation, if one does."""
-    for item in family.constraints(runs, run):
-        if item.forbids is not None and forbids(item.forbids, operation):
-            return item
+    """The constraint that forbids the operation, if one does: of the nearest run, the first by its id."""
+    for ledger in family.line(runs, run):
+        found = [
+            item
+            for item in ledger.index.rules.concerning(operation)
+            if (ledger.head.run == run or item.source in family.BINDING_SOURCES)
+            and item.forbids is not None
+            and forbids(item.forbids, operation)
+        ]
+        if found:
+            return min(found, key=lambda item: item.id)
     return None
 
 
@@ -121,14 +132,11 @@ def meant_approval(ledger: Ledger, operation: Operation) -> Approval | None:
     if operation.approval_id is not None:
         named = approvals.get(operation.approval_id)
         return named if named is not None and _concerns(named, operation) else None
-    granted: list[Approval] = [item for item in ledger.active["approval"].values() if item.state == "granted"]
-    naming = [item for item in granted if operation.id and item.operation_id == operation.id]
-    if naming:
-        return max(naming, key=_granted_order)
-    for_kind = [item for item in granted if item.operation_id is None and item.action == operation.kind]
-    if for_kind:
-        return min(for_kind, key=_granted_order)
     index = ledger.index
+    if operation.id and (naming := index.granted.get(("operation", operation.id))):
+        return approvals[naming[-1][-1]]
+    if for_kind := index.granted.get(("action", operation.kind)):
+        return approvals[for_kind[0][-1]]
     newest = max(
         (
             entry
@@ -209,7 +217,3 @@ def _concerns(approval: Approval, operation: Operation) -> bool:
     if approval.operation_id is not None:
         return bool(operation.id) and approval.operation_id == operation.id
     return approval.action == operation.kind
-
-
-def _granted_order(approval: Approval) -> tuple[int, int, str]:
-    return approval.granted_at, approval.position, approval.id

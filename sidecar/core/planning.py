@@ -190,7 +190,6 @@ class _Planner:
             through=trimming.through,
             cleared=trimming.cleared,
             saved_tokens=saved,
-            projected=max(0, self.used - saved),
         )
 
     def _worth(self, trimming: Trimming) -> bool:

@@ -1,7 +1,7 @@
 """When history is shortened.
 
-``decide`` is asked after every folded message of a run that is at least at level ``compact`` and on timers;
-it looks at a few counters. ``plan`` reads the tail and says what to do. Coverage follows from the stream and
+``decide`` is asked after every folded message of a run and on timers, ``on_request`` when somebody asks; they
+look at a few counters. What to do then is ``planning``'s. Coverage follows from the stream and
 the committed checkpoints alone; the clock only matters for back-off, breaker and the patience with work in
 flight. Nothing here calls anyone or stores anything.
 """
@@ -14,50 +14,17 @@ from msgspec import Struct
 
 from sidecar.core.budget import Budget, BudgetSettings, at_least
 from sidecar.core.course import (
-    Compact,
     Course,
     Defer,
     DeferReason,
-    Ineffective,
     Trigger,
-    Trim,
     bounded,
-    committed,
-    failed,
     falls_back,
-    follow,
-    gains,
-    given_up,
     level_now,
-    mark_ineffective,
     really_changed,
-    trimmed,
 )
-from sidecar.core.planning import Plan, missing_artifacts, open_calls, plan
+from sidecar.core.planning import open_calls
 from sidecar.core.state import Ledger
-
-__all__ = [
-    "Compact",
-    "Course",
-    "Defer",
-    "Ineffective",
-    "Nothing",
-    "Plan",
-    "Prepare",
-    "Step",
-    "Trim",
-    "committed",
-    "decide",
-    "failed",
-    "falls_back",
-    "follow",
-    "gains",
-    "given_up",
-    "mark_ineffective",
-    "missing_artifacts",
-    "plan",
-    "trimmed",
-]
 
 IN_FLIGHT_PATIENCE: Final = 60.0
 """Seconds, from when the level was first wanted, that work in flight may hold a compaction below critical."""
@@ -91,35 +58,69 @@ def decide(
     mode: str,
     bypass: bool,
     now: float,
-    requested: bool = False,
-    busy: bool = False,
 ) -> Step:
     """Whether to plan a compaction at this message; notes in ``course`` what it said and since when it waits.
 
-    ``requested``: somebody asked for one, whatever the level. ``busy``: an attempt is running. ``now``:
-    seconds of any one clock. Cost: the open items of the ledger.
+    ``now``: seconds of any one clock. Cost: the open items of the ledger.
     """
     bounded(course, now)
-    level = level_now(budget, course, settings)
-    if not requested and not at_least(level, "compact"):
-        course.wanted_at = None
+    if not at_least(level_now(budget, course, settings), "compact"):
+        if not (course.asked and in_flight(ledger)):
+            course.wanted_at, course.asked = None, False
         course.deferred = course.ineffective = course.planned = ""
         return NOTHING
+    return _decide(ledger, budget, course, settings, mode=mode, bypass=bypass, now=now, requested=False)
+
+
+def on_request(
+    ledger: Ledger,
+    budget: Budget,
+    course: Course,
+    settings: BudgetSettings,
+    *,
+    mode: str,
+    bypass: bool,
+    now: float,
+) -> Prepare | Defer:
+    """The same for one who asks, whatever the level. A refusal is for the asker alone: it does not pass for told
+    to everybody, and who asks again waits no longer for work in flight than since the first time."""
+    bounded(course, now)
+    told = course.deferred
+    step = _decide(ledger, budget, course, settings, mode=mode, bypass=bypass, now=now, requested=True)
+    if isinstance(step, Prepare):
+        return step
+    course.deferred = told
+    if isinstance(step, Nothing):
+        # The run has finished, or has no window: there is nothing to make room for.
+        return Defer(reason="little_new", changed=False)
+    course.asked = course.asked or step.reason == "in_flight"
+    return step
+
+
+def _decide(
+    ledger: Ledger,
+    budget: Budget,
+    course: Course,
+    settings: BudgetSettings,
+    *,
+    mode: str,
+    bypass: bool,
+    now: float,
+    requested: bool,
+) -> Step:
     if ledger.head.finished is not None or budget.usable(settings) <= 0:
         return NOTHING
     if mode == "observe" or bypass:
         return _defer(course, "mode")
-    if busy:
-        return NOTHING
     if course.wanted_at is None:
         course.wanted_at = now
+    level = level_now(budget, course, settings)
     critical = at_least(level, "critical")
     held = _held(course, budget, settings, now, critical=critical, requested=requested)
     if held is not None:
         return held
-    until = course.wanted_at + IN_FLIGHT_PATIENCE
-    if not critical and now < until and in_flight(ledger):
-        return _defer(course, "in_flight", until)
+    if not critical and now < course.wanted_at + IN_FLIGHT_PATIENCE and in_flight(ledger):
+        return _defer(course, "in_flight")
     print_ = _fingerprint(ledger, budget, level)
     position = ledger.head.position
     step = max(1, (position - course.covers_through) // _REPLAN_SHARE)
@@ -155,9 +156,9 @@ def _held(
             course.fallback_failed = False
             course.failures = max(0, settings.max_attempts - 1)
         elif not falls_back(course, settings, now=now):
-            return _defer(course, "breaker", course.breaker_until)
+            return _defer(course, "breaker")
     elif course.retry_at is not None and now < course.retry_at:
-        return _defer(course, "cool_down", course.retry_at)
+        return _defer(course, "cool_down")
     return None
 
 
@@ -174,7 +175,7 @@ def _fingerprint(ledger: Ledger, budget: Budget, level: str) -> str:
     return f"{level}/{budget.window}/{budget.take_ups}/{'/'.join(map(str, counts))}"
 
 
-def _defer(course: Course, reason: DeferReason, until: float | None = None) -> Defer:
+def _defer(course: Course, reason: DeferReason) -> Defer:
     changed = course.deferred != reason
     course.deferred = reason
-    return Defer(reason=reason, changed=changed, until=until)
+    return Defer(reason=reason, changed=changed)

@@ -7,7 +7,7 @@ told; it never undoes the resumption, since ``authorize`` refuses whatever a sta
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.events import RunResumed
 from sidecar.core import family
@@ -23,29 +23,36 @@ RESUME_CODES: Final = (
 """What can be wrong with a resumption, worst first."""
 
 
+class StoodOn(NamedTuple):
+    """What a packet was made of: the versions of checkpoint (0: none) and ledger, and what its ancestors had
+    changed for the run until then."""
+
+    checkpoint: int
+    version: int
+    received: int = 0
+
+
 def resume_faults(
     runs: Mapping[str, Ledger],
     run: str,
     event: RunResumed,
     *,
-    packets: Mapping[str, tuple[int, int]],
-    checkpoint_version: int,
-    changed_by_others_at: int = 0,
+    packet: StoodOn | None,
+    newest: StoodOn,
     missing_artifacts: Collection[str] = (),
 ) -> list[str]:
     """Codes of what is wrong with this resumption, worst first; empty when all is well.
 
-    ``packets``: ids of packets published lately → the checkpoint version (0: none) and ledger version each
-    stood on; ``checkpoint_version``: of the newest checkpoint; ``changed_by_others_at``: ledger version at
-    which something other than the agent last changed what is protected. Call after the event was folded.
+    ``packet``: what the packet that is taken up stood on, as far as it is remembered; ``newest``: the newest
+    checkpoint, the ledger version at which something other than the agent last changed what is protected, and
+    what the ancestors changed until now. Call after the event was folded.
     """
     ledger = runs[run]
     found: list[str] = []
-    newest = (checkpoint_version, ledger.head.version)
-    stood_on, version = packets.get(event.packet_id or "", newest)
+    stood_on = newest._replace(version=ledger.head.version) if packet is None else packet
     if event.ledger_version is not None:
-        version = min(version, event.ledger_version)
-    if stood_on < checkpoint_version or version < changed_by_others_at:
+        stood_on = stood_on._replace(version=min(stood_on.version, event.ledger_version))
+    if any(had < there for had, there in zip(stood_on, newest, strict=True)):
         found.append("stale_packet")
     released = family.released(runs, run)
     if event.policy_version is not None and released is not None and event.policy_version != released:

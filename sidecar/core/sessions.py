@@ -72,7 +72,6 @@ def begin(entry: Entry, session: str | None) -> None:
         ended = (*(name for name in head.ended_sessions if name not in (session, head.session)), head.session)
         head.ended_sessions = ended[-_SESSIONS_REMEMBERED:]
     head.session = session
-    entry.outcome.session_began = True
     calls.abandon_others(entry, session)
 
 

@@ -94,14 +94,15 @@ def blockers(
     *,
     stops: Collection[Stop] = (),
     missing_artifacts: Collection[str] = (),
+    brief: bool = False,
 ) -> list[PacketBlocker]:
     """All causes in the order of ``CODES``; of unknown operations at most ``MOST_OF_A_CODE`` one by one.
 
     ``stops`` come from outside the ledger; ``missing_artifacts`` are ids of artifacts that history names
-    and nobody saved. Raises KeyError when ``run`` is not in ``runs``.
+    and nobody saved, only counted where ``brief``. Raises KeyError when ``run`` is not in ``runs``.
     """
     found: dict[str, list[PacketBlocker]] = {code: [] for code in CODES}
-    for blocker in _causes(lane, runs, run, stops, missing_artifacts):
+    for blocker in (*_causes(lane, runs, run, stops), *_missing(missing_artifacts, brief)):
         found[blocker.code].append(blocker)
     return [blocker for of_code in found.values() for blocker in _bounded(of_code)]
 
@@ -142,8 +143,15 @@ def awaited_approval(lane: Lane, runs: Mapping[str, Ledger], run: str) -> Packet
     return _blocker(standing.fault, about, text, clears)
 
 
+def never_saved(count: int) -> PacketBlocker:
+    """So many artifacts were named and never saved."""
+    return _blocker(
+        "artifact_missing", None, f"{count} artifacts were named but never saved", "artifact.saved"
+    )
+
+
 def _causes(
-    lane: Lane, runs: Mapping[str, Ledger], run: str, stops: Collection[Stop], missing: Collection[str]
+    lane: Lane, runs: Mapping[str, Ledger], run: str, stops: Collection[Stop]
 ) -> Iterator[PacketBlocker]:
     ledger = runs[run]
     head = ledger.head
@@ -176,12 +184,18 @@ def _causes(
     awaited = awaited_approval(lane, runs, run)
     if awaited is not None:
         yield awaited
-    for artifact_id in sorted(missing):
+    for note in sorted(ledger.progress.blockers, key=lambda item: item.id):
+        yield _blocker("work_blocked", None, note.text, f"step.changed without the blocker {note.id}")
+
+
+def _missing(artifacts: Collection[str], brief: bool) -> Iterator[PacketBlocker]:
+    if brief and artifacts:
+        yield never_saved(len(artifacts))
+        return
+    for artifact_id in sorted(artifacts):
         yield _blocker(
             "artifact_missing", f"artifact:{artifact_id}", "it was named but never saved", "artifact.saved"
         )
-    for note in sorted(ledger.progress.blockers, key=lambda item: item.id):
-        yield _blocker("work_blocked", None, note.text, f"step.changed without the blocker {note.id}")
 
 
 def _standstill(runs: Mapping[str, Ledger], run: str, ledger: Ledger) -> Iterator[PacketBlocker]:

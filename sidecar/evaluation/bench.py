@@ -118,6 +118,7 @@ class Bench:
     ) -> None:
         self.quay = Quay()
         self.store = store
+        self._taken: dict[str, tuple[int, int]] = {}
         self.metrics = Metrics()
         self.desk = Desk(
             tenant=TENANT,
@@ -163,7 +164,8 @@ class Bench:
 
     async def _settled(self) -> None:
         with anyio.fail_after(_GIVE_UP_SECONDS):
-            while self.parts.compactor.running:
+            while jobs := list(self.parts.compactor.running.values()):
+                await jobs[0].settled.wait()
                 await anyio.sleep(_POLL_SECONDS)
 
     async def sent(self) -> None:
@@ -183,29 +185,37 @@ class Bench:
         value: Json = msgspec.json.decode(answer.body)
         return value
 
-    async def compact(self, run: str) -> Json:
-        """Ask for a compaction, wait for its end, and take the packet up as an agent does; the receipt, or
-        ``{}`` when none was made."""
-        before = len(self.quay.receipts)
-        answer = await self.ask("compact", run, reason="evaluation")
-        if "error" in answer:
-            return {}
+    async def compact(self, run: str) -> None:
+        """Ask for a compaction, wait for its end, and take the packet up as an agent does."""
+        await self.ask("compact", run, reason="evaluation")
         await self._settled()
+        await self.take_up(run)
+
+    async def take_up(self, run: str) -> None:
+        """Take up the packet that shortens the context further, if there is one."""
+        status = await self.ask("status", run)
+        if "error" in status:
+            return
+        checkpoint = status["checkpoint"]
+        newest = (0 if checkpoint is None else checkpoint["version"], status["trimmed_through"])
+        if newest == self._taken.get(run, (0, 0)):
+            return
+        self._taken[run] = newest
+        taken = {
+            "v": 1,
+            "id": f"bench-take-up-{len(self.quay.stream)}",
+            "type": "context.replaced",
+            "at": moment(self.quay.now),
+            "by": "agent",
+            "packet_id": status.get("packet_id"),
+        }
+        self.put(run, "event", taken)
+        await self.read()
+
+    async def receipts(self, run: str) -> list[Json]:
+        """Every receipt of the run so far."""
         await self.sent()
-        made = [item for item in self.quay.receipts[before:] if item["run"] == run]
-        if made and made[-1]["outcome"] == "applied":
-            status = await self.ask("status", run)
-            taken = {
-                "v": 1,
-                "id": f"bench-take-up-{len(self.quay.stream)}",
-                "type": "context.replaced",
-                "at": moment(self.quay.now),
-                "by": "agent",
-                "packet_id": status.get("packet_id"),
-            }
-            self.put(run, "event", taken)
-            await self.read()
-        return made[-1] if made else {}
+        return [receipt for receipt in self.quay.receipts if receipt["run"] == run]
 
     async def messages(self, run: str) -> list[tuple[int, str, Any]]:
         """(position, channel, event) of every message stored for the run, records left out."""
@@ -222,9 +232,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(
-    config: Config, summarizers: tuple[Summarizer, Summarizer | None]
-) -> AsyncIterator[Bench]:
+async def bench(config: Config, summarizers: tuple[Summarizer, Summarizer | None]) -> AsyncIterator[Bench]:
     """A lane of its own on an empty database, removed afterwards."""
     with _folder() as folder:
         store = await Store.open(folder)

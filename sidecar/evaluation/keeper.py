@@ -17,6 +17,7 @@ from sidecar.evaluation.bench import Bench, Json
 from sidecar.evaluation.reader import ABSENT, Items, items_of, question
 from sidecar.evaluation.scenario import Asked
 from sidecar.evaluation.story import RUN, Tell
+from sidecar.evaluation.wording import normal
 
 TOP: Final = 3
 """Hits of a search that count as found."""
@@ -29,6 +30,8 @@ _LISTS: Final = {
     "child": ("children", ""),
 }
 _FETCH_TOKENS = 200_000
+_TRIES = 4
+_BACK_OFF_SECONDS = 61.0
 
 
 class Left(Struct, frozen=True, kw_only=True):
@@ -49,19 +52,36 @@ class Keeper:
         self.bench = bench
         self.name = name
         self.attempts: list[Json] = []
-        """Receipts of the compactions asked for; ``{}`` for one that was not made."""
+        """Receipts of the run's compactions, whatever their end."""
         self._packet_tokens = packet_tokens
 
     async def tell(self, tells: Iterable[Tell]) -> None:
+        runs: set[str] = set()
         for tell in tells:
             self.bench.put(tell.run, tell.channel, tell.event)
+            runs.add(tell.run)
         await self.bench.read()
+        for run in sorted(runs):
+            await self.bench.take_up(run)
 
-    async def compact(self, run: str = RUN) -> bool:
-        """Whether one was made."""
-        receipt = await self.bench.compact(run)
-        self.attempts.append(receipt)
-        return receipt.get("outcome") == "applied"
+    async def compact(self, run: str = RUN, *, tries: int = _TRIES) -> bool:
+        """Whether one was made since the last time, by itself or now that it is asked for. What was refused or has
+        to wait is asked for again later, as the daemon does."""
+        for _ in range(tries):
+            if await self._made(run):
+                return True
+            await self.bench.compact(run)
+            if await self._made(run):
+                return True
+            self.bench.wait(_BACK_OFF_SECONDS)
+        return False
+
+    async def _made(self, run: str) -> bool:
+        """Whether receipts tell of one that was applied, beyond those looked at before."""
+        receipts = await self.bench.receipts(run)
+        fresh = receipts[len(self.attempts) :]
+        self.attempts = receipts
+        return any(receipt["outcome"] == "applied" for receipt in fresh)
 
     async def left(self, run: str = RUN) -> Left:
         packet = await self.bench.ask("packet", run)
@@ -76,13 +96,15 @@ class Keeper:
         ]
         whole = "\n".join([context, *calls])
         budget = packet["budget"]
-        bound = max(self._packet_tokens, budget["usable"] // 4)
+        reduced = bytes_tokens(len(text.encode())) * 4 <= budget["usable"]
         return Left(
             packet=packet,
-            context="\n".join([whole, *unquoted(text), *(piece for call in calls for piece in _arguments(call))]),
+            context="\n".join(
+                [whole, *unquoted(text), *(piece for call in calls for piece in _arguments(call))]
+            ),
             stand_in=text,
             tokens=bytes_tokens(len(whole.encode())),
-            within=budget["packet_tokens"] <= bound,
+            within=budget["packet_tokens"] <= self._packet_tokens or reduced,
         )
 
     async def state(self, left: Left, ref: str, run: str = RUN) -> str:
@@ -106,13 +128,20 @@ class Keeper:
 
     def protected(self, left: Left) -> Items:
         """The protected items of the packet that also stand in its text, word for word."""
-        found = items_of(left.packet)
         texts = normal(left.context)
-        return {key: item for key, item in found.items() if all(normal(text) in texts for text in _texts(item))}
+        return {
+            key: item
+            for key, item in items_of(left.packet).items()
+            if all(normal(text) in texts for text in _texts(_without_time(item)))
+        }
 
     async def authorize(self, asked: str | Asked, run: str = RUN) -> tuple[bool, str]:
         ask = question(asked)
-        body = {name: value for name in ask.__struct_fields__ if (value := getattr(ask, name)) not in (None, False)}
+        body = {
+            name: value
+            for name in ask.__struct_fields__
+            if (value := getattr(ask, name)) not in (None, False)
+        }
         body.pop("after", None)
         reply = await self.bench.ask("authorize", run, **body)
         if "error" in reply:
@@ -133,8 +162,10 @@ class Keeper:
                 reply = await self.bench.ask("fetch", run, **body)
                 for item in reply.get("items", []):
                     if item["status"] in ("found", "redacted"):
-                        texts, record = found.setdefault(item["ref"], ([], item.get("record") or {}))
-                        texts += list(_texts(item.get("event") or {})) + list(_texts(item.get("record") or {}))
+                        texts, _record = found.setdefault(item["ref"], ([], item.get("record") or {}))
+                        texts += list(_texts(item.get("event") or {})) + list(
+                            _texts(item.get("record") or {})
+                        )
                 if not reply.get("truncated"):
                     break
                 body["cursor"] = reply["next"]
@@ -144,18 +175,11 @@ class Keeper:
         """The evidence behind the first hits, whole; what an agent gets by search and fetch."""
         reply = await self.bench.ask("search", run, query=query, limit=limit)
         hits = reply.get("hits", [])
-        told = await self.fetch_all([f"pos:{hit['position']}" for hit in hits], run)
-        return [f"{hit['snippet']}\n{told.get(f'pos:{hit['position']}', ('', {}))[0]}" for hit in hits]
-
-
-def normal(text: str) -> str:
-    """White space apart."""
-    return " ".join(text.split())
-
-
-def holds(context: str, text: str) -> bool:
-    """Whether the text stands in the context word for word, white space apart."""
-    return normal(text) in normal(context)
+        refs = [f"pos:{hit['position']}" for hit in hits]
+        told = await self.fetch_all(refs, run)
+        return [
+            f"{hit['snippet']}\n{told.get(ref, ('', {}))[0]}" for hit, ref in zip(hits, refs, strict=True)
+        ]
 
 
 _DECODER = json.JSONDecoder()
@@ -172,6 +196,15 @@ def unquoted(text: str) -> Iterator[str]:
         if isinstance(value, str):
             yield value
         at = text.find('"', end)
+
+
+def _without_time(item: Any) -> Any:
+    """A packet's text spells a moment in its own way."""
+    return (
+        {name: value for name, value in item.items() if name != "expires_at"}
+        if isinstance(item, dict)
+        else item
+    )
 
 
 def _arguments(call: str) -> Iterator[str]:

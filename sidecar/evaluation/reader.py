@@ -16,11 +16,11 @@ import msgspec
 from protocol.asks import AskAuthorize
 from protocol.codec import decode_event, encode
 from protocol.events import Settings
+from protocol.handoff import PacketBlocker
 from sidecar.core import gate, verdict
-from sidecar.core.gate import may
 from sidecar.core.fold import Origin, fold
 from sidecar.core.protected import protected_view
-from sidecar.core.state import Lane, Ledger
+from sidecar.core.state import ITEM_TYPES, Head, Lane, Ledger
 from sidecar.evaluation.scenario import Asked
 from sidecar.evaluation.story import RUN, Tell
 
@@ -58,15 +58,40 @@ class Reader:
             reader.see(tell)
         return reader
 
+    @classmethod
+    def of_state(cls, settings: Settings, value: dict[str, Any]) -> Reader:
+        """A reader who has a ledger as a run's state holds it. Raises ``msgspec.ValidationError``, ``KeyError``."""
+        reader = cls(settings)
+        ledger = Ledger(msgspec.convert(value["head"], Head))
+        for kind, items in value["items"].items():
+            for item in items:
+                ledger.put(kind, msgspec.convert(item, ITEM_TYPES[kind]))
+        reader._runs[ledger.head.run] = ledger
+        return reader
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs anything was told of."""
+        return list(self._runs)
+
+    def operations(self, run: str) -> list[str]:
+        """Ids of every operation of the run."""
+        return sorted(self._runs[run].items["operation"])
+
+    def blockers(self, run: str) -> list[PacketBlocker]:
+        """Every cause of the verdict."""
+        return verdict.blockers(self._lane, self._runs, run)
+
+    def judge(self, operation: str, now: float, run: str) -> gate.Decision:
+        """What `authorize` says of an operation."""
+        moment = datetime.fromtimestamp(now, UTC)
+        return gate.look(self._lane, self._runs, run, question(operation), now=moment)
+
     def see(self, tell: Tell) -> None:
         self._count += 1
         channel: Any = tell.channel
         event = decode_event(msgspec.json.encode(tell.event), run=tell.run, channel=channel)
         fold(self._lane, self._runs, tell.run, event, Origin(channel=channel, stream_seq=self._count))
-
-    def knows(self, run: str) -> bool:
-        """Whether anything was told of the run."""
-        return run in self._runs
 
     def protected(self, run: str = RUN) -> Items:
         return items_of(protected_view(self._runs, run)) if run in self._runs else {}
@@ -91,7 +116,7 @@ class Reader:
         if item is None:
             return ABSENT
         paused = self.verdict(run) == "pause"
-        return may(self._lane, self._runs, run, item, paused=paused, postpone=False)
+        return gate.may(self._lane, self._runs, run, item, paused=paused, postpone=False)
 
     def verdict(self, run: str = RUN) -> str:
         if run not in self._runs:
@@ -145,6 +170,15 @@ def items_of(view: dict[str, Any]) -> Items:
             found[f"operation:{item['id']}"] = {
                 name: value for name, value in item.items() if name not in ("may", "receipt")
             }
-    found |= {f"approval:{item['id']}": item for item in view["approvals"]}
+    found |= {f"approval:{item['id']}": _dated(item) for item in view["approvals"]}
     found |= {f"contradiction:{'/'.join(pair)}": list(pair) for pair in view["contradictions"]}
     return msgspec.json.decode(encode(found))  # type: ignore[no-any-return]
+
+
+def _dated(item: dict[str, Any]) -> dict[str, Any]:
+    """One spelling of the moment an approval expires."""
+    told = item.get("expires_at")
+    if told is None:
+        return item
+    when = told if isinstance(told, datetime) else datetime.fromisoformat(str(told))
+    return item | {"expires_at": when.astimezone(UTC).isoformat()}

@@ -21,7 +21,7 @@ from protocol.identifiers import Id, Token
 Channel = Literal["event", "authority", "record"]
 CallStatus = Literal["ok", "error", "timeout", "cancelled", "pending"]
 
-STEP_KEYS: Final = ("user", "assistant", "system", "call", "type", "work", "compact", "wait")
+STEP_KEYS: Final = ("user", "assistant", "system", "call", "type", "compact", "work", "wait")
 """Each step has exactly one of them."""
 PROBE_KEYS: Final = ("keeps", "state", "authorize", "may", "verdict", "next", "find", "fetch", "never")
 """Each probe has exactly one of them."""
@@ -150,6 +150,7 @@ class Probe(Struct, frozen=True, kw_only=True):
     allowed: bool | UnsetType = UNSET
     code: str | tuple[str, ...] | UnsetType = UNSET
     expect: str | UnsetType = UNSET
+    claims: tuple[str, ...] = ()
     run: Token | None = None
     since: Id | None = None
     until: Id | None = None
@@ -247,12 +248,15 @@ class _Reader:
                 self._refuse(f"{key}.type", f"{name!r}", f"one of {', '.join(sorted(EVENT_TYPES))}")
             head = {name: value[name] for name in ("type", "id", "run", "channel") if name in value}
             rest = {name: item for name, item in value.items() if name not in head}
-            return msgspec.structs.replace(self._table(key, head, Step), fields=rest)
+            told: Step = self._table(key, head, Step)
+            return msgspec.structs.replace(told, fields=rest)
         found = [name for name in STEP_KEYS if name in value and not (name == "work" and "compact" in value)]
         if len(found) != 1:
-            self._refuse(key, f"has {', '.join(found) or 'none'} of them", f"exactly one of {', '.join(STEP_KEYS)}")
+            self._refuse(
+                key, f"has {', '.join(found) or 'none'} of them", f"exactly one of {', '.join(STEP_KEYS)}"
+            )
         self._keys(key, value, (found[0], *_ALONGSIDE[found[0]]))
-        step = self._table(key, value, Step)
+        step: Step = self._table(key, value, Step)
         if step.wait is not None and not step.seconds:
             self._refuse(f"{key}.wait", f"{step.wait!r}", "a number and s, m, h or d, such as '90s' or '2h'")
         return step
@@ -260,14 +264,16 @@ class _Reader:
     def _probe(self, key: str, value: Mapping[str, Any]) -> Probe:
         found = [name for name in PROBE_KEYS if name in value]
         if len(found) != 1:
-            self._refuse(key, f"has {', '.join(found) or 'none'} of them", f"exactly one of {', '.join(PROBE_KEYS)}")
+            self._refuse(
+                key, f"has {', '.join(found) or 'none'} of them", f"exactly one of {', '.join(PROBE_KEYS)}"
+            )
         kind = found[0]
-        more = ("code",) if kind == "authorize" else ()
+        more = {"authorize": ("code",), "state": ("claims",)}.get(kind, ())
         self._keys(key, value, (kind, *_ANSWERS[kind], *more, *_BESIDE))
         self._needed(key, value, ("name", *_ANSWERS[kind]))
         if kind == "authorize" and isinstance(value["authorize"], dict):
             self._table(f"{key}.authorize", value["authorize"], Asked)
-        probe = self._table(key, value, Probe)
+        probe: Probe = self._table(key, value, Probe)
         if kind in ("state", "fetch") and ":" not in str(value[kind]):
             self._refuse(f"{key}.{kind}", f"{value[kind]!r}", "a ref such as operation:op-1 or event:e-12")
         return probe
@@ -283,7 +289,9 @@ class _Reader:
         names = [probe.name for probe in probes]
         for number, name in enumerate(names, 1):
             if name in names[: number - 1]:
-                self._refuse(f"probe[{number}].name", f"{name!r} stands twice", "a name of its own for each probe")
+                self._refuse(
+                    f"probe[{number}].name", f"{name!r} stands twice", "a name of its own for each probe"
+                )
 
     # --- shapes -------------------------------------------------------------------------------------------
 
@@ -296,7 +304,9 @@ class _Reader:
         if not isinstance(value, dict):
             self._refuse(key, f"is {_said(value)}", f"a table [{key}]")
         hints = get_type_hints(kind, include_extras=True)
-        fields = {field.encode_name: field for field in msgspec.structs.fields(kind) if field.name != "fields"}
+        fields = {
+            field.encode_name: field for field in msgspec.structs.fields(kind) if field.name != "fields"
+        }
         self._keys(key, value, tuple(fields))
         needed = tuple(name for name, field in fields.items() if field.required)
         self._needed(key, value, needed)
@@ -319,14 +329,18 @@ class _Reader:
     def _needed(self, key: str, value: Mapping[str, Any], names: tuple[str, ...]) -> None:
         for name in names:
             if name not in value:
-                self._refuse(f"{key}.{name}".lstrip("."), "is missing", f"it is needed beside {', '.join(names)}")
+                self._refuse(
+                    f"{key}.{name}".lstrip("."), "is missing", f"it is needed beside {', '.join(names)}"
+                )
 
     def _refuse(self, key: str, what: str, allowed: str) -> Any:
         raise ScenarioError(self._file, key, f"{what}; allowed: {allowed}")
 
 
 def _said(value: Any) -> str:
-    return f"{str(value)[:60]!r}" if isinstance(value, (str, int, float, bool)) else f"a {type(value).__name__}"
+    return (
+        f"{str(value)[:60]!r}" if isinstance(value, (str, int, float, bool)) else f"a {type(value).__name__}"
+    )
 
 
 def _choices(kind: Any) -> str:

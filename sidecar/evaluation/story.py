@@ -23,6 +23,7 @@ RUN: Final = "case"
 MODEL: Final = "scenario-model"
 _AT = "2026-11-30T09:00:00Z"
 _WORK_TOKENS = 500
+_NOTED_EVERY = 4
 _WORK_BEFORE = 8
 """Exchanges of ordinary work before each of several compactions in a row."""
 
@@ -73,16 +74,18 @@ class _Teller:
         self._place = "task"
         task = self._scenario.task
         model = {"name": MODEL, "context_window": self._scenario.sizes.window}
-        fields = {name: value for name, value in msgspec.to_builtins(task).items() if value not in (None, [], ())}
+        fields = {
+            name: value for name, value in msgspec.to_builtins(task).items() if value not in (None, [], ())
+        }
         return self._tell("run.started", RUN, "event", fields | {"model": model})
 
     def _step(self, step: Step) -> Iterator[Act]:
         run = step.run or RUN
         match step.key:
             case "compact":
-                for _ in range(step.compact or 0):
+                for turn in range(1, (step.compact or 0) + 1):
                     if step.work is not None or (step.compact or 0) > 1:
-                        yield from self._work(step.work or _WORK_BEFORE, step.tokens, run)
+                        yield from self._turn(turn, step.work or _WORK_BEFORE, step.tokens, run)
                     yield Compact()
             case "work":
                 yield from self._work(step.work or 0, step.tokens, run)
@@ -114,20 +117,59 @@ class _Teller:
             back["conclusion"] = step.conclusion
         yield self._tell("tool.returned", run, "event", back, f"{name}-result", step=name)
 
+    def _turn(self, number: int, exchanges: int, tokens: int | None, run: str) -> Iterator[Act]:
+        """A turn of ordinary work: the user says go on, the agent works and says that it is done."""
+        seed = self._seed()
+        said = f"Good. Please go on with {_PARTS[int(seed[:4], 16) % len(_PARTS)]}, part {number}."
+        yield self._tell("message", run, "event", {"role": "user", "content": said})
+        yield from self._work(exchanges, tokens, run)
+        yield self._tell("message", run, "event", {"role": "assistant", "content": f"Part {number} is read."})
+
+    def _seed(self) -> str:
+        return hashlib.sha256(f"{self._scenario.name}/{self._count}".encode()).hexdigest()
+
     def _work(self, exchanges: int, tokens: int | None, run: str) -> Iterator[Act]:
-        """Ordinary work: files read, tests run; nothing a later turn depends on."""
-        for _ in range(exchanges):
-            seed = hashlib.sha256(f"{self._scenario.name}/{self._count}".encode()).hexdigest()
+        """Ordinary work: files read, findings noted, notes saved; nothing a later turn depends on."""
+        for number in range(1, exchanges + 1):
+            if number % _NOTED_EVERY == 0:
+                yield from self._noted(run)
+            seed = self._seed()
             name = f"work-{self._count}"
             part = _PARTS[int(seed[:4], 16) % len(_PARTS)]
             path = f"src/{part}/{_FILES[int(seed[4:8], 16) % len(_FILES)]}_{seed[8:10]}.py"
             said = f"Next I look at {path}, which belongs to the same part."
             yield self._tell("message", run, "event", {"role": "assistant", "content": said})
             yield self._tell(
-                "tool.called", run, "event", {"call_id": name, "tool": "read_file", "arguments": {"path": path}}
+                "tool.called",
+                run,
+                "event",
+                {"call_id": name, "tool": "read_file", "arguments": {"path": path}},
             )
             text = _listing(seed, path, tokens or _WORK_TOKENS)
-            yield self._tell("tool.returned", run, "event", {"call_id": name, "status": "ok", "content": text})
+            yield self._tell(
+                "tool.returned", run, "event", {"call_id": name, "status": "ok", "content": text}
+            )
+
+    def _noted(self, run: str) -> Iterator[Act]:
+        """What an agent records along the way: a finding, a small choice, an effect that went well."""
+        seed, name = self._seed(), f"note-{self._count}"
+        part, number = _PARTS[int(seed[:4], 16) % len(_PARTS)], int(seed[4:8], 16)
+        claim = f"{part} has {number} rows that nobody reads"
+        found = {
+            "evidence_id": f"ev-{name}",
+            "claim": claim,
+            "kind": "observed",
+            "source": "agent",
+            "value": number,
+        }
+        yield self._tell("evidence.recorded", run, "event", found)
+        chosen = {"decision_id": f"d-{name}", "summary": f"Leave the {number} rows of {part} as they are."}
+        yield self._tell("decision.made", run, "event", chosen)
+        op = f"op-{name}"
+        declared = {"operation_id": op, "kind": "note.save", "idempotency_key": op, "target": f"notes/{part}"}
+        yield self._tell("operation.declared", run, "event", {**declared, "tool": "notes"})
+        yield self._tell("operation.dispatched", run, "event", {"operation_id": op})
+        yield self._tell("operation.settled", run, "event", {"operation_id": op, "state": "succeeded"})
 
     def _tell(
         self,
@@ -142,13 +184,19 @@ class _Teller:
         self._count += 1
         event = {"v": 1, "id": id_ or f"n-{self._count}", "type": type_, "at": _AT, **fields}
         try:
-            decode_event(msgspec.json.encode(event), run=run, channel=channel)  # type: ignore[arg-type]
+            decode_event(msgspec.json.encode(event), run=run, channel=channel)
         except (ProtocolError, TypeError) as error:
             text = getattr(error, "detail", str(error))
             raise ScenarioError(
                 self._file, self._place, f"{type_}: {text}; allowed: what `watchkeeper schema` lists for it"
             ) from error
-        return Tell(number=self._count, run=run, channel=channel, event=event, step=step if step is not None else id_ or "")
+        return Tell(
+            number=self._count,
+            run=run,
+            channel=channel,
+            event=event,
+            step=step if step is not None else id_ or "",
+        )
 
 
 def _channel(type_: str) -> str:

@@ -17,6 +17,7 @@ from sidecar.core.excerpt import clip, error_line, first_sentence, last_line, pl
 from sidecar.core.tokens import bytes_tokens
 from sidecar.evaluation.scenario import Sizes
 from sidecar.evaluation.story import RUN, Tell
+from sidecar.evaluation.wording import normal
 
 _KEPT_ALWAYS: Final = frozenset({"run.started"})
 """The task is an agent's system prompt; no strategy drops that."""
@@ -46,9 +47,10 @@ class Shown(Struct, frozen=True, kw_only=True):
 class Strategy(Protocol):
     """Shortens one run's conversation, again and again."""
 
-    @property
-    def name(self) -> str:
-        """As it stands in reports."""
+    name: str
+    """As it is asked for and stands in the JSON."""
+    title: str
+    """As it stands in tables."""
 
     def add(self, line: Line) -> None:
         """One message more."""
@@ -88,7 +90,9 @@ def line_text(tell: Tell) -> str:
             head = f"{whose}result {event['status']}" + (f" ({said})" if said else "")
             return f"{head}: {content_text(event['content'])}"
         case name:
-            fields = {key: value for key, value in event.items() if key not in ("v", "at", "type", "model", "epoch")}
+            fields = {
+                key: value for key, value in event.items() if key not in ("v", "at", "type", "model", "epoch")
+            }
             return f"{whose}{name}: " + "; ".join(f"{key}: {_plain(value)}" for key, value in fields.items())
 
 
@@ -109,16 +113,33 @@ def _plain(value: Any) -> str:
     return canonical(value).decode()
 
 
-def _shown(lines: Sequence[Line], stand_in: str = "", told: Sequence[Tell] | None = None) -> Shown:
+_SAYS: Final = {"constraint.set": "text", "question.opened": "text", "decision.made": "summary"}
+"""What of a message makes it known: who reads these words anywhere knows of it."""
+
+
+def _shown(
+    lines: Sequence[Line],
+    stand_in: str = "",
+    *,
+    told: Sequence[Tell] = (),
+    gone: Sequence[Tell] = (),
+) -> Shown:
+    """``told``: messages that stand whole in the stand-in. ``gone``: all others that were left out."""
     head = [line for line in lines if line.tell.event["type"] in _KEPT_ALWAYS]
     rest = [line for line in lines if line.tell.event["type"] not in _KEPT_ALWAYS]
     texts = [*(line.text for line in head), *([stand_in] if stand_in else []), *(line.text for line in rest)]
     context = "\n".join(texts)
+    known = {tell.number: tell for tell in (*told, *(line.tell for line in lines))}
+    words = normal(context)
+    for tell in gone:
+        said = tell.event.get(_SAYS.get(tell.event["type"], ""))
+        if isinstance(said, str) and normal(said) in words:
+            known.setdefault(tell.number, tell)
     return Shown(
         context=context,
         stand_in=stand_in,
         tokens=bytes_tokens(len(context.encode())),
-        told=tuple(line.tell for line in lines) if told is None else tuple(told),
+        told=tuple(known[number] for number in sorted(known)),
     )
 
 
@@ -139,7 +160,8 @@ def newest(lines: Sequence[Line], room: int) -> int:
 class NoCompaction:
     """Everything stays. What it costs is in its tokens."""
 
-    name = "no compaction"
+    name = "none"
+    title = "no compaction"
 
     def __init__(self, sizes: Sizes) -> None:
         self._lines: list[Line] = []
@@ -157,11 +179,13 @@ class NoCompaction:
 class LastMessages:
     """The task and the newest exchanges that fit."""
 
-    name = "last messages"
+    name = "last"
+    title = "last messages"
 
     def __init__(self, sizes: Sizes) -> None:
         self._room = sizes.keep_recent_tokens + sizes.packet_tokens
         self._lines: list[Line] = []
+        self._gone: list[Tell] = []
 
     def add(self, line: Line) -> None:
         self._lines.append(line)
@@ -170,16 +194,19 @@ class LastMessages:
         always = [line for line in self._lines if line.tell.event["type"] in _KEPT_ALWAYS]
         rest = [line for line in self._lines if line.tell.event["type"] not in _KEPT_ALWAYS]
         room = self._room - sum(line.tokens for line in always)
-        self._lines = always + rest[newest(rest, room) :]
+        start = newest(rest, room)
+        self._gone += [line.tell for line in rest[:start]]
+        self._lines = always + rest[start:]
 
     def shown(self) -> Shown:
-        return _shown(self._lines)
+        return _shown(self._lines, gone=self._gone)
 
 
 class TrimmedOutput:
     """Old tool output becomes a placeholder; all else stays, however much it is."""
 
-    name = "trimmed tool output"
+    name = "trim"
+    title = "trimmed tool output"
 
     def __init__(self, sizes: Sizes) -> None:
         self._recent = sizes.keep_recent_tokens
@@ -196,14 +223,22 @@ class TrimmedOutput:
 
     def shown(self) -> Shown:
         lines = [
-            Line(tell=line.tell, text=_PLACEHOLDER, tokens=8, exchange=line.exchange) if index in self._gone else line
+            Line(tell=line.tell, text=_PLACEHOLDER, tokens=8, exchange=line.exchange)
+            if index in self._gone
+            else line
             for index, line in enumerate(self._lines)
         ]
         # That a call came back, and how, can still be seen; what it said cannot.
         return _shown(lines)
 
 
-_SECTIONS: Final = {"user": (12, 240), "events": (12, 160), "files": (20, 120), "errors": (6, 160), "agent": (6, 200)}
+_SECTIONS: Final = {
+    "user": (12, 400),
+    "events": (16, 400),
+    "files": (20, 120),
+    "errors": (8, 200),
+    "agent": (6, 240),
+}
 """Lines a section keeps, newest first to stay, and characters of a line."""
 _TITLES: Final = {
     "user": "What the user asked",
@@ -218,12 +253,13 @@ class RollingSummary:
     """A summary in sections as prompts for it usually ask, made over again at each compaction: from its last text
     and what came since. A stand-in for a model that follows such a prompt to the letter within its length."""
 
-    name = "rolling summary"
+    name = "rolling"
+    title = "rolling summary"
 
     def __init__(self, sizes: Sizes) -> None:
         self._recent = sizes.keep_recent_tokens
-        self._room = sizes.packet_tokens
         self._lines: list[Line] = []
+        self._gone: list[Tell] = []
         self._sections: dict[str, list[tuple[str, Tell | None]]] = {name: [] for name in _SECTIONS}
 
     def add(self, line: Line) -> None:
@@ -235,9 +271,10 @@ class RollingSummary:
         start = newest(rest, self._recent)
         for line in rest[:start]:
             self._take(line)
+            self._gone.append(line.tell)
         for name, (most, _) in _SECTIONS.items():
             kept = dict.fromkeys(text for text, _ in self._sections[name])
-            whole = {text: tell for text, tell in self._sections[name]}
+            whole = dict(self._sections[name])
             self._sections[name] = [(text, whole[text]) for text in list(kept)[-most:]]
         self._lines = always + rest[start:]
 
@@ -250,7 +287,11 @@ class RollingSummary:
                 self._put(role, said, line)
             case "tool.called":
                 arguments = event["arguments"]
-                path = arguments.get("path") or arguments.get("file_path") if isinstance(arguments, dict) else None
+                path = (
+                    arguments.get("path") or arguments.get("file_path")
+                    if isinstance(arguments, dict)
+                    else None
+                )
                 if isinstance(path, str):
                     self._put("files", path, line)
                 else:
@@ -277,8 +318,7 @@ class RollingSummary:
                 parts += [f"{title}:", *(f"- {text}" for text, _ in self._sections[name])]
                 told += [tell for _, tell in self._sections[name] if tell is not None]
         stand_in = "\n".join(["Summary of the conversation so far.", *parts]) if parts else ""
-        known = {tell.number: tell for tell in (*told, *(line.tell for line in self._lines))}
-        return _shown(self._lines, stand_in, [known[number] for number in sorted(known)])
+        return _shown(self._lines, stand_in, told=told, gone=self._gone)
 
 
 WITHOUT_LEDGER: Final = (NoCompaction, LastMessages, TrimmedOutput, RollingSummary)

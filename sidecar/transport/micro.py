@@ -31,6 +31,7 @@ ERROR: Final = "Nats-Service-Error"
 
 _TYPES: Final = "io.nats.micro.v1"
 _QUEUED: Final = 1024
+_OURS: Final = "wk."
 _TOO_LARGE: Final = 413
 _BUSY: Final = 503
 
@@ -124,7 +125,7 @@ class _Service:
     # -- questions ------------------------------------------------------------------------------------
 
     def _asked(self, message: Incoming) -> None:
-        if not message.reply:
+        if not _may_answer(message.reply):
             return
         self._requests += 1
         if self._open >= self._most:
@@ -170,7 +171,7 @@ class _Service:
 
     def _discovery(self, describe: Callable[[], dict[str, Any]]) -> Callable[[Incoming], None]:
         def answer(message: Incoming) -> None:
-            if message.reply:
+            if _may_answer(message.reply):
                 body = msgspec.json.encode(describe())
                 self._tasks.start_soon(self._reply, message.reply, AskAnswer(body))
 
@@ -206,6 +207,12 @@ class _Service:
             "started": started,
             "endpoints": [endpoint],
         }
+
+
+def _may_answer(reply: str) -> bool:
+    """Whether an answer is wanted, and not on a subject that a stream stores or the broker acts on: the asker
+    chooses it, and would otherwise write there with our permissions."""
+    return reply != "" and not reply.startswith((_OURS, "$"))
 
 
 def _failure(status: int, code: str, message: str) -> AskAnswer:

@@ -69,8 +69,8 @@ class LaneClaim:
 
     ``owner`` is new at each process start. ``previous_owner`` is an owner whose process the caller knows
     to be dead (it holds that process's data directory by an exclusive lock): its lane is free at once.
-    ``on_wait`` is called with the present owner, once, when the lane is not free. Clocks are injected:
-    ``wall`` stamps records and decides nothing, ``monotonic`` decides leases.
+    ``on_wait`` is called with the present owner, once, when its record was seen to move: it lives. Clocks are
+    injected: ``wall`` stamps records and decides nothing, ``monotonic`` decides leases.
     """
 
     def __init__(
@@ -161,15 +161,17 @@ class LaneClaim:
                 now = self._monotonic()
                 # Trouble with the broker stops the owner as well: the time counts anew after it.
                 sight = (self._link.generation, state.seq)
+                lives = watched is not None and watched[0] == sight[0] and watched != sight
                 if sight != watched:
                     watched, since = sight, now
                 if self._is_free(state) or now - since >= self._lease:
                     await self._take(state, out, max(state.epoch, out.epoch, floor) + 1)
                     return self.epoch
                 failures = 0
-                if not told and self._on_wait is not None:
-                    self._on_wait(state.owner)
-                told = True
+                if lives and not told:
+                    told = True
+                    if self._on_wait is not None:
+                        self._on_wait(state.owner)
                 await anyio.sleep(max(0.01, min(self._lease / 3, since + self._lease - now)))
                 continue
             except (Unavailable, StreamFull) as error:

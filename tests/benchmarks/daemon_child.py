@@ -43,6 +43,8 @@ class Watch:
         self.marks = Marks()
         self.late: list[float] = []
         """How much later than asked the loop woke the probe, seconds."""
+        self.held: list[float] = []
+        """Processor seconds of the loop's thread that one callback took, where it was a millisecond or more."""
         self._probe: asyncio.Task[None] | None = None
         self._seen: Desk | None = None
 
@@ -85,12 +87,13 @@ class Watch:
             case "counts":
                 return await self._counts()
             case "probe":
-                self.late = []
                 if self._probe is None:
                     self._probe = asyncio.create_task(self._look())
+                    self._time_callbacks()
+                self.late, self.held = [], []
                 return {}
             case "late":
-                return {"late": self.late}
+                return {"late": self.late, "held": self.held}
             case "running":
                 lane = self.desk
                 return {"hot": 0 if lane is None else len(lane.runs.hot), "tasks": len(asyncio.all_tasks())}
@@ -112,6 +115,20 @@ class Watch:
             "cursor": self.desk.cursor.stream_seq,
             "bytes": self.desk.store.size_bytes,
         }
+
+    def _time_callbacks(self) -> None:
+        run = asyncio.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            began = time.thread_time()
+            try:
+                run(handle)
+            finally:
+                took = time.thread_time() - began
+                if took >= 0.001:
+                    self.held.append(took)
+
+        asyncio.Handle._run = timed  # type: ignore[method-assign]
 
     async def _look(self) -> None:
         while True:

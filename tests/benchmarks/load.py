@@ -34,7 +34,9 @@ class Wire:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = b""
         self._line()
-        self._socket.sendall(b'CONNECT {"verbose":false,"pedantic":false,"protocol":1}\r\nSUB _INBOX.load 1\r\n')
+        self._socket.sendall(
+            b'CONNECT {"verbose":false,"pedantic":false,"protocol":1}\r\nSUB _INBOX.load 1\r\n'
+        )
         self.flush()
 
     def send(self, frames: bytes) -> None:
@@ -100,7 +102,9 @@ def frames(material: Material, first: int, count: int, subject: str | None = Non
     return [frame(subject or material.subject(i), material.payload(i)) for i in range(first, first + count)]
 
 
-def fill(url: str, stream: str, material: Material, first: int, count: int, subject: str | None = None) -> int:
+def fill(
+    url: str, stream: str, material: Material, first: int, count: int, subject: str | None = None
+) -> int:
     """Store these messages, waiting now and then until the stream has them; the stream's last sequence.
 
     Raises RuntimeError if the stream did not take them all.

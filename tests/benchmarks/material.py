@@ -1,8 +1,8 @@
 """The events that are measured: about 1 KiB each, five kinds in turn, spread over so many runs.
 
 Event ``i`` is a function of ``i`` and the number of runs alone, so that a history can be gone on with from
-its cursor. Every twentieth turn of a run speaks of an operation, a decision and evidence. The window is set
-so large that no compaction falls due by itself.
+its cursor. Every twentieth turn of a run speaks of an operation, a decision and evidence, unless ``items`` is
+false. The window is set so large that no compaction falls due by itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SIZE: Final = 1024
 WINDOW: Final = 4_000_000_000
 KINDS: Final = 5
 _AT: Final = "2026-11-30T09:12:00.000Z"
-_WORDS: Final = (
+_PROSE: Final = (
     "agent context window budget checkpoint tool result search file read write plan step error retry "
     "limit memory summary branch commit test pass fail build deploy query index row pump harbour watch"
-).split()
+)
 
 Json = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
@@ -33,13 +33,16 @@ _encode = msgspec.json.Encoder().encode
 class Material:
     """Messages number 0, 1, 2 … of ``runs`` interleaved runs. Message ``i`` is that of run ``i % runs``."""
 
-    def __init__(self, runs: int, *, size: int = SIZE, prefix: str = "run", window: int = WINDOW) -> None:
+    def __init__(
+        self, runs: int, *, size: int = SIZE, prefix: str = "run", window: int = WINDOW, items: bool = True
+    ) -> None:
         self.runs = runs
+        self._items = items
         self._size = size
         self._prefix = prefix
         self._window = window
-        words = random.Random(7)
-        self._text = " ".join(words.choice(_WORDS) for _ in range(20_000))
+        dice, words = random.Random(7), _PROSE.split()
+        self._text = " ".join(dice.choice(words) for _ in range(20_000))
 
     def run(self, i: int) -> str:
         return f"{self._prefix}-{i % self.runs:05d}"
@@ -49,20 +52,33 @@ class Material:
 
     def payload(self, i: int) -> bytes:
         run, k = i % self.runs, i // self.runs
-        body: Json = {"v": 1, "id": f"e-{k:08d}-{run:05d}", "type": "", "at": _AT, "session": "s1", "seq": k + 1}
+        body: Json = {
+            "v": 1,
+            "id": f"e-{k:08d}-{run:05d}",
+            "type": "",
+            "at": _AT,
+            "session": "s1",
+            "seq": k + 1,
+        }
         slot = self._started(body) if k == 0 else self._turn(body, k - 1)
         room = self._size - len(_encode(body))
         if room > 0:
-            begin = (i * 131) % (len(self._text) - self._size)
-            body[slot] = self._text[begin : begin + room]
+            body[slot] = self.words(i, room)
         return _encode(body)
 
-    def delivery(self, i: int) -> Delivery:
-        """Message ``i`` as the pump hands it on; its stream sequence is ``i + 1``."""
-        return Delivery(self.subject(i), self.payload(i), i + 1, 0, None, 1_764_493_920.0 + i / 1000)
+    def words(self, i: int, size: int) -> str:
+        """So many letters of prose, others for each ``i``."""
+        begin = (i * 131) % (len(self._text) - size)
+        return self._text[begin : begin + size]
 
-    def deliveries(self, first: int, count: int) -> list[Delivery]:
-        return [self.delivery(i) for i in range(first, first + count)]
+    def deliveries(self, first: int, count: int, sequence: int | None = None) -> list[Delivery]:
+        """Messages ``first`` … as the pump hands them on; stream sequences from ``sequence``, else those of a
+        stream that holds nothing but these."""
+        ahead = 1 if sequence is None else sequence - first
+        return [
+            Delivery(self.subject(i), self.payload(i), i + ahead, 0, None, 1_764_493_920.0 + i / 1000)
+            for i in range(first, first + count)
+        ]
 
     def batches(self, first: int, count: int, batch: int) -> Iterator[list[Delivery]]:
         """``count`` messages from ``first`` on, ``batch`` at a time, made as they are asked for."""
@@ -82,7 +98,7 @@ class Material:
     def _turn(self, body: Json, k: int) -> str:
         """Fill in the ``k``-th message after the start; the field that takes what is left of the size."""
         turn, kind = divmod(k, KINDS)
-        if turn % 20 == 19:
+        if self._items and turn % 20 == 19:
             return self._item(body, turn, kind)
         match kind:
             case 0:
@@ -99,7 +115,12 @@ class Material:
             case 3:
                 # What it would have been told: about what the messages before it come to.
                 used = min(self._window // 2, 300 * (k + 2))
-                body |= {"type": "usage.reported", "model": "m-1", "context_tokens": used, "output_tokens": 120}
+                body |= {
+                    "type": "usage.reported",
+                    "model": "m-1",
+                    "context_tokens": used,
+                    "output_tokens": 120,
+                }
                 body |= {"cache_read_tokens": used - 1, "note": ""}
                 return "note"
         plan = [{"id": f"p{n}", "text": f"part {turn + n} of the way", "state": "todo"} for n in range(3)]
@@ -121,7 +142,12 @@ class Material:
                 body["detail"] = ""
                 return "detail"
             case 3:
-                body |= {"type": "evidence.recorded", "evidence_id": f"ev-{turn}", "claim": "", "kind": "observed"}
+                body |= {
+                    "type": "evidence.recorded",
+                    "evidence_id": f"ev-{turn}",
+                    "claim": "",
+                    "kind": "observed",
+                }
                 body["source"] = f"event:{body['id']}"
                 return "claim"
         body |= {"type": "decision.made", "decision_id": f"d-{turn}", "summary": f"go on with part {turn}"}

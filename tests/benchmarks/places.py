@@ -86,7 +86,13 @@ async def add_stream(url: str, name: str, subject: str) -> None:
     async with linked(url) as link:
         await link.api(
             f"STREAM.CREATE.{name}",
-            {"name": name, "subjects": [subject], "retention": "limits", "storage": "file", "num_replicas": 1},
+            {
+                "name": name,
+                "subjects": [subject],
+                "retention": "limits",
+                "storage": "file",
+                "num_replicas": 1,
+            },
         )
 
 

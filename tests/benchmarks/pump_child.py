@@ -273,7 +273,9 @@ async def main(arguments: Sequence[str]) -> None:
                 return {"cpu": cpu_seconds(), "peak_mib": peak}
         raise ValueError(message["do"])
 
-    work = asyncio.create_task((run_obvious if given.kind == "obvious" else run_pump)(client, given, database, marks))
+    work = asyncio.create_task(
+        (run_obvious if given.kind == "obvious" else run_pump)(client, given, database, marks)
+    )
     asked = asyncio.create_task(serve(act))
     done, _ = await asyncio.wait([work, asked], return_when=asyncio.FIRST_COMPLETED)
     for task in (work, asked):

@@ -47,6 +47,7 @@ class Child:
         self._log = log
         self._extra = dict(extra or {})
         self._process: asyncio.subprocess.Process | None = None
+        self._asking = asyncio.Lock()
         self.began = 0.0
 
     async def __aenter__(self) -> Child:
@@ -78,9 +79,10 @@ class Child:
         """Tell it to do something and wait for its answer. Raises RuntimeError if it ends instead."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
-        await self._process.stdin.drain()
-        return await self.line()
+        async with self._asking:
+            self._process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
+            await self._process.stdin.drain()
+            return await self.line()
 
     async def line(self) -> Json:
         """The next line it prints."""
@@ -112,7 +114,9 @@ class Child:
 async def serve(act: Callable[[Json], Awaitable[Json]]) -> None:
     """In the child: answer each line of standard input by what ``act`` returns, until it ends."""
     reader = asyncio.StreamReader(limit=_LINE)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
     while line := await reader.readline():
         say(await act(json.loads(line)))
 
@@ -125,8 +129,7 @@ def say(value: Json) -> None:
 
 def cpu_seconds() -> float:
     """What this process has used of the processors so far."""
-    times = os.times()
-    return times.user + times.system
+    return time.process_time()
 
 
 class Marks:

@@ -75,6 +75,7 @@ def history(seed: int) -> list[tuple[str, Json]]:
                     "step.changed",
                     phase=f"ph{number}",
                     next_action={"verb": "call", "operation_id": name("op")},
+                    plan=crowd(dice.choice([0, 0, 3, 400])),
                 )
             case 10:
                 forbids = {"kinds": [dice.choice(KINDS)]} if dice.random() < 0.3 else {"targets": ["nowhere"]}
@@ -107,6 +108,7 @@ def history(seed: int) -> list[tuple[str, Json]]:
                     kind=dice.choice(KINDS),
                     idempotency_key=name("key"),
                     target="t",
+                    nonessential=dice.random() < 0.3,
                     **known,
                 )
             case 17:
@@ -161,7 +163,22 @@ def history(seed: int) -> list[tuple[str, Json]]:
             tell("gap.accepted", "authority", session=name_of, from_=1, through=1000, by="ann")
         tell("policy.released", "authority", version="p2")
         tell("policy.loaded", version="p2")
+    # One that nothing stands against but the want of room, where there is such a want.
+    tell(
+        "operation.declared",
+        operation_id="op-4",
+        kind="calm",
+        idempotency_key="key-4",
+        target="t",
+        nonessential=True,
+    )
+    tell("step.changed", plan=crowd(400 if seed % 2 else 0))
     return out
+
+
+def crowd(count: int) -> list[Json]:
+    """A plan of so many things to do; 400 are more than the small window has room for."""
+    return [{"id": f"t{n}", "text": f"look at part {n} of the tree", "state": "todo"} for n in range(count)]
 
 
 def facts_of(packet: Json, status: Json, looks: Json) -> Json:
@@ -182,7 +199,7 @@ def facts_of(packet: Json, status: Json, looks: Json) -> Json:
 
 
 async def facts(box: Box, run: str) -> Json:
-    looks = {name: (await box.look(run, operation_id=name))["code"] for name in [f"op-{n}" for n in range(4)]}
+    looks = {name: (await box.look(run, operation_id=name))["code"] for name in [f"op-{n}" for n in range(5)]}
     looks |= {
         f"{kind}/{key}": (await box.look(run, kind=kind, idempotency_key=key, payload_digest=SHA[0]))["code"]
         for kind in KINDS
@@ -244,6 +261,7 @@ async def test_however_it_is_served_the_same_messages_mean_the_same(
     # The lives are not all alike, and hold what is worth comparing.
     codes = {code for item in found.values() for code in item["looks"].values()}
     assert len(codes) >= 6, codes
+    assert {"ok", "postponed"} <= {item["looks"]["op-4"] for item in found.values()}
     assert len({item["protected_digest"] for item in found.values()}) == len(lives)
 
 

@@ -198,7 +198,7 @@ class _Doomed(LaneService):
 
 async def test_a_defect_in_a_lane_stops_that_lane_and_is_told(tmp_path: Path) -> None:
     metrics, health = Metrics(lanes=["main"]), Health()
-    parts: dict[str, Any] = dict.fromkeys(("link", "store"))
+    parts: dict[str, Any] = dict.fromkeys(("link", "store", "tracer"))
     lane = _Doomed(
         config=configured(tmp_path), metrics=metrics, health=health, lane="main", owner="me", **parts
     )
@@ -220,6 +220,57 @@ async def test_a_childs_packet_follows_what_its_parent_is_told(tmp_path: Path) -
         await made.packets.publish("leaf", "changed")
         assert first.verdict == "continue"
         assert made.desk.runs.hot["leaf"].view.published.verdict == "pause"
+
+
+BY_THE_PARENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "constraint.set": ("event", {"constraint_id": "k", "text": "never", "source": "user"}),
+    "constraint.lifted": ("authority", {"constraint_id": "k0", "reason": "r"}),
+    "policy.released": ("authority", {"version": "p1", "approval_kinds": ["mail"]}),
+    "run.paused": ("event", {"reason": "wait"}),
+    "child.spawned": ("event", {"child_run": "leaf", "task": "look twice"}),
+}
+NOT_FOR_THE_CHILD: dict[str, tuple[str, dict[str, Any]]] = {
+    "constraint.set": ("event", {"constraint_id": "k", "text": "mine", "source": "agent"}),
+    "message": ("event", {"role": "user", "content": "never mind"}),
+    "run.resumed": ("event", {"session": "s2"}),
+    "policy.loaded": ("event", {"version": "p1"}),
+    "operation.declared": ("event", {"operation_id": "o", "kind": "x", "idempotency_key": "k"}),
+}
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["published", "asked"])
+@pytest.mark.parametrize(
+    ("type_", "channel", "fields", "stale"),
+    [
+        *((name, *told, True) for name, told in BY_THE_PARENT.items()),
+        *((name, *told, False) for name, told in NOT_FOR_THE_CHILD.items()),
+    ],
+)
+async def test_a_childs_packet_is_stale_once_an_ancestor_changed_what_holds_for_it(
+    tmp_path: Path, type_: str, channel: str, fields: dict[str, Any], stale: bool, asked: bool
+) -> None:
+    async with bench(tmp_path) as made:
+        rule = event("constraint.set", "e-k0", constraint_id="k0", text="t", source="user")
+        other = event("child.spawned", "e-other", child_run="other", task="look")
+        await made.tell("root", started(), rule, other)
+        await made.tell("leaf", started(parent_run="root", goal="look"))
+        if type_ != "child.spawned":
+            await made.tell("root", event("child.spawned", "e-spawn", child_run="leaf", task="look"))
+        hot = made.desk.runs.hot["leaf"]
+
+        async def packet_id() -> str:
+            if asked:
+                return str((await made.ask("leaf", "packet"))["packet_id"])
+            await made.packets.publish("leaf", "takeover")
+            return made.desk.runs.hot["leaf"].view.published.packet_id
+
+        before = await packet_id()
+        await made.tell("root", event(type_, "e-change", **fields), channel=channel)
+        await made.tell("leaf", event("run.resumed", "e-take", packet_id=before))
+        assert hot.view.violations.get("stale_packet", 0) == stale
+        # One that was made after the change is not, though the run's own version is the same.
+        await made.tell("leaf", event("run.resumed", "e-take2", packet_id=await packet_id()))
+        assert hot.view.violations.get("stale_packet", 0) == stale
 
 
 async def test_a_refused_question_for_a_compaction_says_nothing_to_others(tmp_path: Path) -> None:

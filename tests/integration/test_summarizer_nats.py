@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,16 @@ from sidecar.summarizers.digest import DigestSummarizer
 from sidecar.summarizers.nats import NatsSummarizer
 from support.harness import Harness
 from support.links import linked
+from tests.support.bad_summaries import (
+    FAILURES,
+    REJECTED,
+    failing,
+    finished,
+    first_ref,
+    much,
+    only,
+    open_matters,
+)
 from tests.support.blackbox import Box, Json, blackbox, event, eventually, words
 from tests.support.conversation import Talk, talk
 from tests.support.nats_server import NatsServer
@@ -164,65 +174,6 @@ async def test_the_next_layer_gets_the_previous_summary_and_a_failed_one_leaves_
 # --- failures, each told apart ---------------------------------------------------------------------------------
 
 
-async def _echo(asked: Asked) -> None:
-    summary = asked.sound()
-    said = [item["text"] for item in asked.body["exchanges"] if item.get("role") == "assistant"]
-    await asked.summary({**summary, "narrative": said[0]})
-
-
-def _finished(reason: str) -> Behaviour:
-    async def behaviour(asked: Asked) -> None:
-        await asked.summary(asked.sound(), finish_reason=reason)
-
-    return behaviour
-
-
-def _error(code: Any, **more: Any) -> Behaviour:
-    return says({"error": {"code": code, "message": "said the provider", **more}})
-
-
-async def _half(asked: Asked) -> None:
-    summary = asked.sound()
-    await asked.summary({name: summary[name] for name in list(summary)[:6]})
-
-
-FAILURES: dict[str, tuple[Behaviour, str]] = {
-    "rate_limited": (_error("rate_limited"), "rate_limited"),
-    "overloaded": (_error("overloaded"), "unavailable"),
-    "unavailable": (_error("unavailable"), "unavailable"),
-    "refused": (_error("refused"), "refused"),
-    "unknown_code": (_error("the moon is full"), "unavailable"),
-    "error_beside_summary": (
-        says({"v": 1, "summary": {}, "error": {"code": "refused", "message": ""}}),
-        "refused",
-    ),
-    "error_of_wrong_type": (says({"error": "no"}), "invalid"),
-    "error_header": (
-        says(b"", {"Nats-Service-Error-Code": "429", "Nats-Service-Error": "slow"}),
-        "rate_limited",
-    ),
-    "length": (_finished("length"), "truncated"),
-    "length_without_summary": (says({"v": 1, "summary": None, "finish_reason": "length"}), "truncated"),
-    "refusal": (_finished("refusal"), "refused"),
-    "refusal_without_summary": (says({"v": 1, "finish_reason": "refusal"}), "refused"),
-    "unknown_finish": (_finished("tired"), "invalid"),
-    "no_json": (says(b'{"v":1,"summary":{"objective":'), "invalid"),
-    "empty": (says(b""), "invalid"),
-    "bare_string": (says("All is well."), "invalid"),
-    "bare_string_as_summary": (told("All is well."), "invalid"),
-    "list": (says([1, 2]), "invalid"),
-    "null": (told(None), "invalid"),
-    "no_summary": (says({"v": 1}), "invalid"),
-    "half": (_half, "invalid"),
-    "wrong_types": (altered(lambda summary, request: summary.update(observations="none")), "invalid"),
-    "newer_version": (says({"v": 2, "summary": {}}), "invalid"),
-    "must_understand": (says({"v": 1, "summary": {}, "must_understand": ["mood"]}), "invalid"),
-    "usage_of_wrong_type": (told({}, usage={"input_tokens": "many"}), "invalid"),
-    "echo": (_echo, "echo"),
-    "silence": (silent, "timeout"),
-}
-
-
 @pytest.mark.parametrize("name", FAILURES)
 async def test_a_failure_is_named_and_changes_nothing(box: Box, service: Service, name: str) -> None:
     behaviour, reason = FAILURES[name]
@@ -244,7 +195,7 @@ async def test_a_failure_is_named_and_changes_nothing(box: Box, service: Service
 
 
 async def test_what_a_cut_answer_cost_is_counted(box: Box, service: Service) -> None:
-    it = await full(box, service, _finished("length"))
+    it = await full(box, service, finished("length"))
     receipt = await ended(it)
     assert receipt["tokens"]["summarizer_in"] == 1_000
 
@@ -306,98 +257,12 @@ async def test_a_late_answer_is_counted_and_dropped(box: Box, service: Service) 
 # --- candidates that are rejected ------------------------------------------------------------------------------
 
 
-def _first_ref(request: Json) -> str:
-    return f"event:{request['exchanges'][0]['event_id']}"
-
-
-def _only(text: str, *refs: str) -> list[Json]:
-    return [{"text": text, "refs": list(refs)}]
-
-
-def _nothing(summary: Json, request: Json) -> None:
-    summary.update(completed=[], observations=[], inferences=[], narrative=" ")
-
-
-def _observe(text: str, *refs: str) -> Callable[[Json, Json], None]:
-    def change(summary: Json, request: Json) -> None:
-        summary.update(
-            completed=[], inferences=[], observations=_only(text, *(refs or (_first_ref(request),)))
-        )
-
-    return change
-
-
-def _much(summary: Json, request: Json) -> None:
-    texts = [
-        f"looked at part {'abcdefghij'[number % 10] * (1 + number // 10)} of it" for number in range(900)
-    ]
-    summary["observations"] = [{"text": text, "refs": [_first_ref(request)]} for text in texts]
-
-
-def _raw(summary: Json, request: Json) -> None:
-    result = next(item for item in request["exchanges"] if item["type"] == "tool.returned")
-    _observe(" ".join(result["text"].split())[100:500], f"event:{result['event_id']}")(summary, request)
-
-
-REJECTED: dict[str, Callable[[Json, Json], None]] = {
-    "empty_summary": _nothing,
-    "schema_invalid": lambda summary, request: summary.pop("narrative"),
-    "unknown_reference": lambda summary, request: summary["evidence_refs"].append("evidence:none"),
-    "unbacked_claim": lambda summary, request: summary.update(
-        completed=_only("All is built."), observations=[], inferences=[]
-    ),
-    "question_dropped": lambda summary, request: summary.update(open_questions=[]),
-    "operation_dropped": lambda summary, request: summary["operations"].pop("op"),
-    "operation_promoted": lambda summary, request: summary["operations"].update(op="succeeded"),
-    "approval_dropped": lambda summary, request: summary["approvals"].pop("ap"),
-    "approval_promoted": lambda summary, request: summary["approvals"].update(ap="granted"),
-    "objective_changed": lambda summary, request: summary.update(objective="Read some of it."),
-    "next_action_changed": lambda summary, request: summary.update(next_action={"verb": "finish"}),
-    "constraint_contradicted": lambda summary, request: _observe("Deploy to the production zone on Fridays.")(
-        summary, request
-    ),
-    "contradiction_hidden": lambda summary, request: summary.update(contradictions=[]),
-    "inference_as_observation": _observe("The pump leaks.", "evidence:ev-b"),
-    "unsupported_figure": _observe("It took 4711 steps."),
-    "raw_content": _raw,
-    "secret_in_summary": _observe("The key is sk-ant-api03-" + "A1b2C3d4" * 6 + "."),
-    "over_budget": _much,
-    "no_gain": _much,
-}
-
-
-async def _open_matters(it: Talk) -> None:
-    await it.tell(
-        event("question.opened", question_id="q", text="Which zone?"),
-        event("operation.declared", operation_id="op", kind="mail.send", idempotency_key="k"),
-        event("approval.requested", approval_id="ap", action="mail.send"),
-        event(
-            "evidence.recorded", evidence_id="ev-a", claim="The pump holds.", kind="observed", source="log:1"
-        ),
-        event(
-            "evidence.recorded",
-            evidence_id="ev-b",
-            claim="The pump leaks.",
-            kind="inferred",
-            source="log:2",
-            contradicts=["ev-a"],
-        ),
-        event(
-            "constraint.set",
-            constraint_id="c",
-            text="Never deploy to the production zone on Fridays.",
-            source="agent",
-        ),
-        event("step.changed", next_action={"verb": "inspect"}),
-    )
-
-
 @pytest.mark.parametrize("code", REJECTED)
 async def test_a_rejected_candidate_says_why(box: Box, service: Service, code: str) -> None:
     broken = await box.metric("invariant_violations_total", code=code)
     it = await talk(box)
     service.always[it.run] = altered(REJECTED[code])
-    await _open_matters(it)
+    await open_matters(it)
     await it.fill(FULL, LARGE)
     receipt = await ended(it)
     assert (receipt["outcome"], receipt["reason"]) == ("failed", "invalid"), receipt["violations"]
@@ -411,16 +276,16 @@ async def test_a_rejected_candidate_says_why(box: Box, service: Service, code: s
 
 async def test_the_same_unaltered_is_accepted(box: Box, service: Service) -> None:
     it = await talk(box)
-    await _open_matters(it)
+    await open_matters(it)
     await it.fill(FULL, LARGE)
     receipt = await ended(it)
     assert (receipt["outcome"], receipt["violations"]) == ("applied", [])
 
 
 def _one_in_ten(summary: Json, request: Json) -> None:
-    ref = _first_ref(request)
+    ref = first_ref(request)
     good = [{"text": f"looked at part {letter} of it", "refs": [ref]} for letter in "abcdefghi"]
-    summary.update(completed=[], inferences=[], observations=[*good, *_only("It took 4711 steps.", ref)])
+    summary.update(completed=[], inferences=[], observations=[*good, *only("It took 4711 steps.", ref)])
 
 
 def _one_in_three(summary: Json, request: Json) -> None:
@@ -474,7 +339,7 @@ async def test_three_tries_then_the_fallback(server: NatsServer, tmp_path: Path)
         harness = Harness(tmp_path, {"summarizer.timeout_seconds": 10.0, "summarizer.fallback": "digest"})
         harness.script = NatsSummarizer(link, "t", "main", window_tokens=100_000)  # type: ignore[assignment]
         harness.fallback = DigestSummarizer()
-        service.always["r"] = _error("overloaded")
+        service.always["r"] = failing("overloaded")
         async with harness.alive() as life:
             harness.start()
             for _ in range(5):
@@ -508,7 +373,7 @@ async def test_an_open_breaker_is_shown_and_without_a_fallback_nothing_is_tried(
         blackbox(server, tmp_path_factory.mktemp("broken"), settings) as box,
     ):
         box.tenant = "broken"
-        it = await full(box, service, _error("unavailable"))
+        it = await full(box, service, failing("unavailable"))
         assert (await ended(it))["outcome"] == "failed"
         await box.hear(it.run, "notice", kind="compaction_deferred", reason="breaker")
 
@@ -530,7 +395,7 @@ async def test_behind_an_open_breaker_the_fallback_writes_the_summary(
         blackbox(server, tmp_path_factory.mktemp("falling"), settings) as box,
     ):
         box.tenant = "falling"
-        it = await full(box, service, _error("unavailable"))
+        it = await full(box, service, failing("unavailable"))
         await ended(it, 2)
         receipts = box.of(it.run, "receipt")
         assert [(item["outcome"], item["summarizer"]) for item in receipts] == [
@@ -590,7 +455,7 @@ async def test_a_range_over_the_window_goes_in_parts(
         await check_parts(it, service, 5_000 * 4)
         # A part that fails fails the attempt: nothing is covered by half a summary.
         other = await talk(box)
-        service.script[other.run] = [well, _error("rate_limited")]
+        service.script[other.run] = [well, failing("rate_limited")]
         await other.fill(FULL, LARGE)
         receipt = await ended(other)
         assert (receipt["outcome"], receipt["reason"]) == ("failed", "rate_limited")
@@ -601,7 +466,7 @@ async def test_a_range_over_the_window_goes_in_parts(
         assert (await ended(third))["reason"] == "invalid"
         assert len(service.of(third.run)) == 1
         fourth = await talk(box)
-        service.script[fourth.run] = [altered(_much), well]
+        service.script[fourth.run] = [altered(much), well]
         await fourth.fill(FULL, LARGE)
         assert (await ended(fourth))["reason"] == "invalid"
         assert len(service.of(fourth.run)) == 1

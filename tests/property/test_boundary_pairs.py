@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import encode
@@ -20,28 +20,29 @@ from sidecar.core.state import ConstraintItem, Forbids, Ledger
 from sidecar.core.trimming import trim_plan
 from sidecar.core.validation import decode_summary
 from support.digests import judged, plain_ledger, request
+from support.laws import law
 from support.tape import SETTINGS, Tape
-
-QUICK = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+from support.tellings import Deal, words
 
 CALL_IDS = ("a", "b", "c")
 
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("said"), st.sampled_from([None, "m1", "m2"]), st.integers(0, 60)),
-        st.tuples(st.just("user"), st.sampled_from(["event", "authority"]), st.integers(0, 60)),
-        st.tuples(st.just("call"), st.sampled_from(CALL_IDS), st.sampled_from([None, "m1", "m2"])),
-        st.tuples(
-            st.just("result"),
-            st.sampled_from(CALL_IDS),
-            st.sampled_from(["ok", "ok", "error", "timeout", "pending"]),
-        ),
-        st.tuples(st.just("other"), st.sampled_from(["step.changed", "boundary.marked", "usage.reported"])),
-    ),
-    max_size=40,
-)
+
+def _step(word: int) -> tuple[Any, ...]:
+    deal = Deal(word)
+    match deal.pick(("said", "user", "call", "result", "call", "result", "other")):
+        case "said":
+            return ("said", deal.pick((None, "m1", "m2")), deal.below(60))
+        case "user":
+            return ("user", deal.pick(("event", "authority")), deal.below(60))
+        case "call":
+            return ("call", deal.pick(CALL_IDS), deal.pick((None, "m1", "m2")))
+        case "result":
+            return ("result", deal.pick(CALL_IDS), deal.pick(("ok", "ok", "error", "timeout", "pending")))
+        case _:
+            return ("other", deal.pick(("step.changed", "boundary.marked", "usage.reported")))
+
+
+steps = words(0, 40).map(lambda drawn: [_step(word) for word in drawn])
 
 
 def play(script: list[Any]) -> Tape:
@@ -82,7 +83,7 @@ def pairs(items: list[TailItem]) -> tuple[list[tuple[int, int]], list[int]]:
     return found, [position for calls in running.values() for position in calls]
 
 
-@QUICK
+@law()
 @given(steps, st.integers(0, 80), st.booleans(), st.one_of(st.none(), st.integers(1, 40)))
 def test_no_cut_tears_a_call_from_its_results(
     script: list[Any], keep: int, critical: bool, gap: int | None
@@ -101,7 +102,7 @@ def test_no_cut_tears_a_call_from_its_results(
         assert gap is None or through < gap
 
 
-@QUICK
+@law(10)
 @given(steps)
 def test_exchanges_hold_every_position_once_and_in_order(script: list[Any]) -> None:
     tape = play(script)
@@ -114,7 +115,7 @@ def test_exchanges_hold_every_position_once_and_in_order(script: list[Any]) -> N
     )
 
 
-@QUICK
+@law(10)
 @given(steps, st.integers(0, 200), st.integers(0, 30))
 def test_clearing_never_touches_the_recent_part_and_never_goes_back(
     script: list[Any], keep: int, before: int
@@ -200,7 +201,7 @@ def act_out(script: list[Any]) -> Tape:
     return tape
 
 
-@QUICK
+@law(20)
 @given(acts, acts, st.integers(40, 3_000), st.integers(400, 20_000))
 def test_the_deterministic_summary_is_deterministic_bounded_and_always_accepted(
     first: list[Any], second: list[Any], max_tokens: int, window: int
@@ -219,7 +220,7 @@ def test_the_deterministic_summary_is_deterministic_bounded_and_always_accepted(
         previous = summary
 
 
-@QUICK
+@law(10)
 @given(steps)
 def test_the_figure_does_not_depend_on_when_it_is_stored(script: list[Any]) -> None:
     once = play(script)

@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import decode_event
 from sidecar.core import context, context_anthropic, context_openai, context_responses
 from sidecar.core.exchanges import TailItem
+from support.laws import law
 from support.providers import check, texts
 
 Json = dict[str, Any]
@@ -96,7 +97,7 @@ def made(format: str, tail: list[TailItem], changed: str) -> Json:
 
 
 @pytest.mark.parametrize("format", ["openai", "openai_responses", "anthropic"])
-@settings(max_examples=250, deadline=None)
+@law(8)
 @given(events=tails, changed=st.sampled_from(["", "NOW x\n"]))
 def test_the_list_is_taken(format: str, events: list[Json], changed: str) -> None:
     tail = tail_of(events)

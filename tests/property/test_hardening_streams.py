@@ -8,20 +8,21 @@ from pathlib import Path
 
 import anyio
 import structlog
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import digest
 from sidecar.core.state import ledger_value
 from sidecar.transport.pump import Delivery
 from support.bench import Bench, bench, settled, started
+from support.laws import law
 from support.odd_streams import IDS, RUNS, OddStream
 
 _MESSAGES = 80
 _ALLOWED_ERRORS = {"run_unknown", "too_large"}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@law(160)
 @given(seed=st.integers(0, 2**32), required=st.sampled_from(["true", "false"]))
 def test_no_valid_stream_fails_the_lane_or_breaks_the_law(seed: int, required: str) -> None:
     with structlog.testing.capture_logs():

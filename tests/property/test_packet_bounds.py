@@ -8,21 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import encode
-from sidecar.core.fitting import MIN_TEXT_TOKENS
+from protocol.events import Settings
+from sidecar.core.fitting import MAX_WIRE_BYTES, MIN_TEXT_TOKENS
 from sidecar.core.packet import BudgetFigures, build_packet
 from sidecar.core.protected import protected_digest, protected_view
+from sidecar.core.room import FRAME_BYTES, fit_of, text_bytes
 from sidecar.core.state import (
     Approval,
     ConstraintItem,
     Decision,
     Evidence,
+    Lane,
     Ledger,
     Operation,
     Question,
     Request,
     UserMessage,
 )
-from tests.support.packets import checkpoint, inputs, lines_about, says, started
+from tests.support.packets import checkpoint, inputs, lines_about, says, started, windowed
 
 lengths = st.sampled_from([0, 3, 40, 300, 2_000])
 letters = st.sampled_from(["a", "é", "漢", "\u202e", '"', "\n"])
@@ -75,12 +78,13 @@ def test_it_fits_or_the_choice_is_announced(
 ) -> None:
     built = build_packet(
         inputs(
-            ledger,
+            windowed(ledger, usable),
             checkpoint=checkpoint(1, observations=tuple(says("o" * 90, "event:e-1") for _ in range(count))),
             recent=lines_about(count, "r" * 90),
             packet_tokens=packet_tokens,
             budget=BudgetFigures(usable * 2, usable, 0, 0, "ok"),
             wire_bytes=wire_bytes,
+            missing_artifacts=tuple(f"gone-{number}" for number in range(count)),
         )
     )
     packet = built.packet
@@ -94,11 +98,19 @@ def test_it_fits_or_the_choice_is_announced(
             assert size <= packet_tokens * 4
             assert usable == 0 or built.text_tokens <= max(usable // 4, MIN_TEXT_TOKENS)
         case "reduced":
-            assert built.text_tokens * 4 <= usable
+            # A small text may take more than a quarter of a tiny window.
+            assert len(packet.text.encode()) <= max(usable // 4 * 4, 4 * MIN_TEXT_TOKENS + FRAME_BYTES)
         case "postpone":
             assert built.text_tokens * 2 <= usable
         case "pause":
             assert packet.verdict == "pause"
+    lane, runs = Lane(settings=Settings()), {"r1": ledger}
+    fits = fit_of(lane, runs, "r1")
+    if fits == "fits":
+        assert built.choice in (None, "reduced") or wire_bytes < MAX_WIRE_BYTES
+    else:
+        assert built.choice == fits or wire_bytes < MAX_WIRE_BYTES
+        assert len(packet.text.encode()) <= text_bytes(lane, runs, "r1") + FRAME_BYTES
     view = protected_view({"r1": ledger}, "r1")
     assert packet.protected_digest == protected_digest(view)
     if built.choice == "pause":

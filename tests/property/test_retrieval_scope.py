@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.identifiers import Ref, parse_ref
 from sidecar.core import evidence, scope
 from sidecar.core.state import Child, Decision, Evidence, Head, Ledger
+from support.laws import law
 
 NAMES = ["root", "left", "right", "leaf"]
 PARENTS = {"left": "root", "right": "root", "leaf": "left"}
@@ -75,14 +76,14 @@ def granted(family: Family, asker: str, target: str, ref: str) -> bool:
     return False
 
 
-@settings(max_examples=300, deadline=None)
+@law(8)
 @given(families, runs_, runs_, refs)
 def test_only_what_was_granted_or_brought_back(family: Family, asker: str, target: str, ref: str) -> None:
     allowed = scope.may_read(family.ledgers(full=True), asker, target, parse_ref(ref))
     assert allowed == granted(family, asker, target, ref)
 
 
-@settings(max_examples=200, deadline=None)
+@law(10)
 @given(families, runs_, runs_, refs)
 def test_a_grant_gives_no_more_than_the_granter_has(
     family: Family, asker: str, target: str, ref: str
@@ -95,7 +96,7 @@ def test_a_grant_gives_no_more_than_the_granter_has(
         assert scope.may_read(ledgers, parent, target, parse_ref(ref))
 
 
-@settings(max_examples=200, deadline=None)
+@law(10)
 @given(families, runs_, st.sampled_from([*NAMES, "stranger"]), refs)
 def test_out_of_scope_says_nothing_about_what_is_there(
     family: Family, asker: str, target: str, ref: str
@@ -108,7 +109,7 @@ def test_out_of_scope_says_nothing_about_what_is_there(
         assert full[0].record is None
 
 
-@settings(max_examples=200, deadline=None)
+@law(10)
 @given(families, runs_, runs_)
 def test_what_is_readable_is_what_may_be_read(family: Family, asker: str, target: str) -> None:
     ledgers = family.ledgers(full=True)

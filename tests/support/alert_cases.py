@@ -62,7 +62,9 @@ ALERTS: Final[dict[str, list[Case]]] = {
         quiet(8, {"up": "1x10", 'up{instance="elsewhere:80",job="shop"}': "0x10"}),
     ],
     "LaneUnowned": [
-        Case({'lane_epoch{lane="main"}': "0x10"}, 4, labels={"lane": "main", "job": "watchkeeper"}, bare=True),
+        Case(
+            {'lane_epoch{lane="main"}': "0x10"}, 4, labels={"lane": "main", "job": "watchkeeper"}, bare=True
+        ),
         quiet(4, {'lane_epoch{lane="main"}': "0x10", 'lane_epoch{instance="wk-1:9464",lane="main"}': "7x10"}),
         quiet(2, {'lane_epoch{lane="main"}': "3 0 0 4x10"}),
     ],
@@ -93,8 +95,12 @@ ALERTS: Final[dict[str, list[Case]]] = {
         quiet(1, {"storage_full": "0 1 0x10"}),
     ],
     "StorageErrors": [
-        fires(4, {'storage_errors_total{kind="io"}': "0 0 1x10", 'storage_errors_total{kind="busy"}': "0x10"}),
-        quiet(4, {'storage_errors_total{kind="io"}': "0x10", 'storage_errors_total{kind="busy"}': "0 0 5x10"}),
+        fires(
+            4, {'storage_errors_total{kind="io"}': "0 0 1x10", 'storage_errors_total{kind="busy"}': "0x10"}
+        ),
+        quiet(
+            4, {'storage_errors_total{kind="io"}': "0x10", 'storage_errors_total{kind="busy"}': "0 0 5x10"}
+        ),
     ],
     "StreamReset": [
         fires(3, {"stream_resets_total": "0 1x10"}),
@@ -110,7 +116,15 @@ ALERTS: Final[dict[str, list[Case]]] = {
         quiet(3, {'unforeseen_errors_total{part="lane"}': "0x10", "ledger_mismatches_total": "0x10"}),
     ],
     "NothingCompacts": [
-        fires(16, {'runs{level="critical"}': "1x40", 'runs{level="ok"}': "9x40", COMPACTED: "0x40", "trims_total": "0x40"}),
+        fires(
+            16,
+            {
+                'runs{level="critical"}': "1x40",
+                'runs{level="ok"}': "9x40",
+                COMPACTED: "0x40",
+                "trims_total": "0x40",
+            },
+        ),
         quiet(16, {'runs{level="critical"}': "1x40", COMPACTED: "0+1x40", "trims_total": "0x40"}),
         quiet(16, {'runs{level="overflow"}': "1x40", COMPACTED: "0x40", "trims_total": "0+1x40"}),
         quiet(16, {'runs{level="compact"}': "1x40", COMPACTED: "0x40", "trims_total": "0x40"}),
@@ -126,10 +140,18 @@ ALERTS: Final[dict[str, list[Case]]] = {
     ],
     "EstimateError": [
         fires(
-            25, {**_buckets(ERROR, le_0_3="0+1x60", le_0_5="0+9x60", le_inf="0+9x60"), f"{ERROR}_count": "0+9x60"}
+            25,
+            {
+                **_buckets(ERROR, le_0_3="0+1x60", le_0_5="0+9x60", le_inf="0+9x60"),
+                f"{ERROR}_count": "0+9x60",
+            },
         ),
         quiet(
-            25, {**_buckets(ERROR, le_0_1="0+9x60", le_0_3="0+9x60", le_inf="0+9x60"), f"{ERROR}_count": "0+9x60"}
+            25,
+            {
+                **_buckets(ERROR, le_0_1="0+9x60", le_0_3="0+9x60", le_inf="0+9x60"),
+                f"{ERROR}_count": "0+9x60",
+            },
         ),
         quiet(25, {**_buckets(ERROR, le_0_3="0 1x60", le_inf="0 9x60"), f"{ERROR}_count": "0 9x60"}),
     ],
@@ -186,7 +208,8 @@ def operator() -> str:
     head = (
         "# Printed from watchkeeper.rules.yaml: make pages.\n"
         "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\n"
-        "metadata:\n  name: watchkeeper\n  labels:\n    app.kubernetes.io/name: watchkeeper\n"
+        "metadata:\n  name: watchkeeper\n  labels:\n"
+        "    # Must match the ruleSelector of your Prometheus.\n    release: prometheus\n"
         "spec:\n"
     )
     text = RULES.read_text()
@@ -202,6 +225,10 @@ def _series(name: str) -> str:
     return f"{'' if plain == 'up' else 'watchkeeper_'}{plain}{{{inner}}}"
 
 
+def _filled(text: str, labels: dict[str, str]) -> str:
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), text)
+
+
 def cases(alert: str) -> str:
     """The file for ``promtool test rules`` about one alert."""
     rule = alerts()[alert]
@@ -210,10 +237,7 @@ def cases(alert: str) -> str:
         expected = []
         if case.fires:
             labels = {**({} if case.bare else WHERE), **case.labels, **rule["labels"]}
-            filled = {
-                name: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), text)
-                for name, text in rule["annotations"].items()
-            }
+            filled = {name: _filled(text, labels) for name, text in rule["annotations"].items()}
             expected = [{"exp_labels": labels, "exp_annotations": filled}]
         check = {"eval_time": f"{case.minute}m", "alertname": rule["alert"], "exp_alerts": expected}
         series = [{"series": _series(name), "values": values} for name, values in case.series.items()]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from sidecar.notices import Voice
 from sidecar.runs import Runs
 from sidecar.summarizers import Summarizer
 from sidecar.transport.pump import Delivery
+from storage.data_dir import DATABASE
 from storage.errors import StorageFull
 from storage.records import Cursor
 from storage.store import Store
@@ -110,7 +112,9 @@ class Broker:
         self.stream.append(Delivery(subject, payload, seq, 0, None, self.now))
         return seq
 
-    async def publish(self, stream: str, subject: str, payload: bytes, msg_id: str) -> None:
+    async def publish(
+        self, stream: str, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         await anyio.lowlevel.checkpoint()
         self._store(Sent(stream, subject, payload, msg_id))
 
@@ -410,11 +414,27 @@ class Life:
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """A folder for one harness, in memory where the system has such a place: a test dies, not the machine."""
+def workplace(*, prepared: bool = False) -> Iterator[Path]:
+    """A folder for one harness, in memory where the system has such a place: a test dies, not the machine.
+
+    ``prepared``: with an empty database in it already, which is quicker than to have one made.
+    """
     where = _MEMORY if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="watchkeeper-", dir=where) as name:
+        if prepared:
+            Path(name, DATABASE).write_bytes(_empty_database())
         yield Path(name)
+
+
+@cache
+def _empty_database() -> bytes:
+    async def make(folder: Path) -> None:
+        async with await Store.open(folder):
+            pass
+
+    with workplace() as folder:
+        anyio.run(make, folder)
+        return Path(folder, DATABASE).read_bytes()
 
 
 def lines(tokens: int, name: str) -> str:

@@ -21,6 +21,7 @@ from sidecar.core.state import (
     Forbids,
     Head,
     Ledger,
+    ModelInfo,
     Note,
     Operation,
     PinnedInput,
@@ -43,6 +44,13 @@ def started(run: str = "r1", **head: Any) -> Ledger:
         Head(run=run, version=1, position=1, started=True, session="s1", last_event_id="e-1", **head)
     )
     ledger.put("task", Task(goal="Ship the release"))
+    return ledger
+
+
+def windowed(ledger: Ledger, usable: int) -> Ledger:
+    """The ledger, with a model declared whose window leaves about so many usable tokens."""
+    window = usable + 8_001 if usable >= 72_000 else (usable + 1) * 10 // 9
+    ledger.head.model = ModelInfo("m", max(1, window), 1)
     return ledger
 
 

@@ -1,7 +1,7 @@
 """The tables of README.md and deploy/reference.md that are printed from the code.
 
 A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. A test compares; to write them
-anew, and the list of public names with them: ``make pages``.
+anew, and with them the list of public names, the alerts' cases and the dashboards: ``make pages``.
 """
 
 from __future__ import annotations
@@ -205,8 +205,12 @@ def renewed(page: str) -> str:
 
 
 if __name__ == "__main__":
-    from sources import public_api  # beside this file, which is run by itself here
+    import alert_cases  # beside this file, which is run by itself here
+    import dashboards
+    from sources import public_api
 
     for path in PAGES:
         path.write_text(renewed(path.read_text()))
     (ROOT / "tests" / "vectors" / "public_names.txt").write_text(public_api())
+    alert_cases.write()
+    dashboards.write()

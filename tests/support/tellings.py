@@ -184,6 +184,13 @@ _CALM_TYPES = tuple(
     for type_ in AGENT
     if type_ not in ("run.finished", "run.paused", "tool.called", "operation.dispatched", "usage.reported")
 )
+_WEIGHTY = (
+    *("constraint.set", "question.opened", "operation.declared", "approval.requested", "approval.resolved"),
+    *("operation.settled", "operation.reconciled", "evidence.recorded", "step.changed", "message"),
+)
+_OF_AUTHORITY = ("approval.resolved", "constraint.lifted", "policy.released", "task.changed", "gap.accepted")
+_CALM_TYPES = (*_WEIGHTY, *_WEIGHTY, *_WEIGHTY, *_CALM_TYPES)
+"""Most that is told opens something, or settles it."""
 _RUN = ("r", "r", "r", "c", "g")
 _EPOCHS = (1, 1, 1, 2)
 
@@ -202,10 +209,11 @@ def telling(deal: Deal) -> Telling:
 
 def calm_telling(deal: Deal) -> Telling:
     """One that neither ends nor holds up a run."""
-    channel = deal.pick(("event", "event", "authority"))
-    run = deal.pick(_RUN)
     type_ = deal.pick(_CALM_TYPES)
-    return run, channel, type_, deal.fields(AGENT[type_])
+    channels = (
+        ("authority", "authority", "event") if type_ in _OF_AUTHORITY else ("event", "event", "authority")
+    )
+    return deal.pick(_RUN), deal.pick(channels), type_, deal.fields(AGENT[type_])
 
 
 def _numbers(deal: Deal) -> dict[str, Any]:

@@ -78,12 +78,13 @@ class Truth:
         chain = hashlib.sha256(self._chain.get(run, bytes(32)) + sha256).digest()
         self._chain[run] = chain
         body = json.loads(delivery.payload)
-        self.told.setdefault(run, []).append((outcome.version, channel, body))
+        head = self.runs[run].head
+        self.told.setdefault(run, []).append((head.version, channel, body))
         self.order.append(body)
         chains = self.chains.setdefault(run, [bytes(32)])
         if channel != "record":
             chains.append(chain)
-            assert len(chains) == outcome.position + 1
+            assert len(chains) == head.position + 1
         if outcome.decision is not None:
             self.decided[run, body["id"]] = outcome.decision
 

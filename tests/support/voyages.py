@@ -31,6 +31,7 @@ Step = tuple[Any, ...]
 RUNS = ("r", "c", "g")
 BEHAVIOURS = {"good": good, **BAD}
 QUICK = sorted(set(BEHAVIOURS) - {"never"})
+"""Those that need no time."""
 
 METRICS = Metrics()
 """One set for all voyages: making one takes as long as reading a hundred messages."""
@@ -61,7 +62,7 @@ def _slip(deal: Deal) -> Piece:
 
 
 def _turn(deal: Deal) -> Piece:
-    return ("turn", deal.pick(_RUN), 2_000 + 500 * deal.below(8), deal.pick((False, True)))
+    return ("turn", deal.pick(_RUN), 3_000 + 1_000 * deal.below(6), deal.pick((False, True)))
 
 
 def _parallel(deal: Deal) -> Piece:
@@ -69,10 +70,11 @@ def _parallel(deal: Deal) -> Piece:
 
 
 def pair(word: int) -> list[Piece]:
-    """Something that is said, and a turn: the turns are what there is to compact."""
+    """Two things that are said, and a turn between them: the turns are what there is to compact."""
     deal = Deal(word)
-    said = deal.pick((_said, _said, _said, _slip))
-    return [deal.pick((_turn, _turn, _parallel))(deal), said(deal)][::-1]
+    turn = deal.pick((_turn, _turn, _parallel))(deal)
+    before, after = deal.pick((_said, _said, _slip)), deal.pick((_said, _said, _said, _slip))
+    return [before(deal), turn, after(deal)]
 
 
 def pieces(least: int, most: int) -> st.SearchStrategy[list[Piece]]:
@@ -85,7 +87,7 @@ BATCHES = (1, 2, 3, 5, 8, 256)
 BATCH = st.sampled_from(BATCHES)
 
 _ASKED = ("q1", "q2", "q3")
-_ANSWERS = ("good", "good", "good", *QUICK)
+_ANSWERS = (*("good",) * 2 * len(BAD), *sorted(BAD))
 _EVENTS = (
     *("compact",) * 6,
     *("fault",) * 2,
@@ -118,7 +120,7 @@ def _event(deal: Deal) -> Step:
 def _leg(word: int, told: list[int]) -> list[Step]:
     deal = Deal(word)
     batch = deal.pick(BATCHES)
-    before, after = deal.below(3), deal.below(3)
+    before, after = deal.below(2), deal.below(3)
     events = [_event(deal) for _ in range(before)]
     compaction = ("compact", deal.pick(_RUN), deal.pick(_ANSWERS))
     # What is left of the word is little: the rest is dealt by the last of what is told.
@@ -127,20 +129,29 @@ def _leg(word: int, told: list[int]) -> list[Step]:
     return [("tell", [piece for one in told for piece in pair(one)]), ("read", batch), *events]
 
 
-_LEG_WORDS = 4
-STEPS = words(2 * _LEG_WORDS, 4 * _LEG_WORDS).map(
-    lambda drawn: [
-        step
-        for at in range(0, len(drawn), _LEG_WORDS)
-        for step in _leg(drawn[at], drawn[at + 1 : at + _LEG_WORDS] or [0])
-    ]
-)
-"""Legs of a voyage: some is told and read, a compaction is asked for, and before and after it anything may
-happen."""
+_LEG_WORDS = 3
 
 
-_SILENT = frozenset({"tell", "wait", "fault", "taken_up"})
-"""Steps of which the daemon notices nothing yet."""
+def legs(least: int, most: int) -> st.SearchStrategy[list[Step]]:
+    """So many legs of a voyage: some is told and read, a compaction is asked for, and before and after it
+    anything may happen."""
+    return words(least * _LEG_WORDS, most * _LEG_WORDS).map(
+        lambda drawn: [
+            step
+            for at in range(0, len(drawn), _LEG_WORDS)
+            for step in _leg(drawn[at], drawn[at + 1 : at + _LEG_WORDS] or [0])
+        ]
+    )
+
+
+STEPS = legs(1, 3)
+
+
+SEEDS = st.integers(0, 2**16 - 1)
+"""Which tasks run between two statements of the database."""
+
+_SILENT = frozenset({"tell", "wait", "fault", "taken_up", "read"})
+"""Steps of which the daemon notices nothing yet, or that another one follows."""
 
 
 class Voyage:

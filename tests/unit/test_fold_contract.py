@@ -176,8 +176,8 @@ def test_pauses(story: Story) -> None:
 def test_the_end_and_who_reopens(story: Story) -> None:
     story.tell("run.finished", outcome="succeeded")
     assert codes(story.tell("run.finished", outcome="failed")) == ["illegal_transition"]
-    outcome = story.tell("run.resumed", session="s2")
-    assert outcome.session_began
+    story.tell("run.resumed", session="s2")
+    assert story.ledger().head.session == "s2"
     assert story.ledger().head.finished == "succeeded"
     story.authority("run.resumed")
     assert story.ledger().head.finished is None
@@ -185,15 +185,16 @@ def test_the_end_and_who_reopens(story: Story) -> None:
 
 def test_task_changed_asks_for_a_resume_that_knows_it(story: Story) -> None:
     assert story.tell("task.changed", reason="r", goal="g").rejection is not None
-    outcome = story.authority("task.changed", reason="r", goal="new goal", trust="low", done_when=[])
+    story.authority("task.changed", reason="r", goal="new goal", trust="low", done_when=[])
     ledger = story.ledger()
+    version = ledger.head.version
     assert (ledger.task.goal, ledger.task.trust, ledger.task.done_when) == ("new goal", "low", ())
-    assert ledger.head.context_changed_at == outcome.version
-    story.tell("run.resumed", ledger_version=outcome.version - 1)
+    assert ledger.head.context_changed_at == version
+    story.tell("run.resumed", ledger_version=version - 1)
     assert ledger.head.context_known_at < ledger.head.context_changed_at
     story.tell("run.resumed", ledger_version=10**9)
     assert ledger.head.context_known_at < ledger.head.context_changed_at
-    story.tell("run.resumed", ledger_version=outcome.version, packet_id="p")
+    story.tell("run.resumed", ledger_version=version, packet_id="p")
     assert ledger.head.context_known_at == ledger.head.context_changed_at
 
 
@@ -204,16 +205,11 @@ def test_an_authoritys_task_stands_against_the_agents_start() -> None:
     assert story.ledger().task.goal == "the real goal"
 
 
-def test_take_up(story: Story) -> None:
-    assert not story.tell("run.resumed").take_up
-    assert story.tell("run.resumed", packet_id="p").take_up
-    assert story.tell("context.replaced", by="agent").take_up
-
-
 def test_an_empty_run() -> None:
     story = Story()
-    outcome = story.tell("message", role="user", content="hi")
-    assert (outcome.position, outcome.version) == (1, 1)
+    story.tell("message", role="user", content="hi")
+    head = story.ledger().head
+    assert (head.position, head.version) == (1, 1)
     assert not story.ledger().head.started
     assert story.tell("constraint.lifted", run="none", constraint_id="c", reason="r").rejection is not None
     assert "none" not in story.runs

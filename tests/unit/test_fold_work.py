@@ -93,9 +93,10 @@ def test_late_messages_end_no_request() -> None:
 
 
 def test_an_authoritys_message_is_named_by_position(story: Story) -> None:
-    outcome = story.authority("message", role="user", content="from the front end", id_="e-1")
-    assert list(story.ledger().items["request"]) == [f"pos:{outcome.position}"]
-    user(story, "agent", id_=f"pos:{outcome.position}")
+    story.authority("message", role="user", content="from the front end", id_="e-1")
+    position = story.ledger().head.position
+    assert list(story.ledger().items["request"]) == [f"pos:{position}"]
+    user(story, "agent", id_=f"pos:{position}")
     assert len(request(story)) == 2
 
 

@@ -34,7 +34,7 @@ HOMES = {
     "starlette": ("sidecar/admin.py",),
     "uvicorn": ("sidecar/admin.py",),
     "typer": ("sidecar/cli.py",),
-    "rich": ("sidecar/terminal.py", "sidecar/rehearsal.py"),
+    "rich": ("sidecar/terminal.py", "sidecar/rehearsal.py", "sidecar/evaluation/"),
     "rfc8785": ("protocol/codec.py",),
     "openai": ("sidecar/summarizers/openai.py",),
     "anthropic": ("sidecar/summarizers/anthropic.py",),

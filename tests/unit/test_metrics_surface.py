@@ -103,7 +103,7 @@ def test_every_label_value_is_there_before_anything_happened() -> None:
             for key, value in sample.labels.items():
                 values.setdefault(f"{family.name.removeprefix('watchkeeper_')}.{key}", set()).add(value)
     assert values["events.type"] == set(labels.EVENT_TYPES)
-    assert {"message", "operation.declared", "gap.declared", "unknown"} <= values["events.type"]
+    assert {"message", "operation.declared", "gap.declared"} <= values["events.type"]
     assert values["events_rejected.code"] == set(labels.REJECTION_CODES)
     assert values["invariant_violations.code"] == set(labels.VIOLATION_CODES)
     assert values["authorizations.code"] == set(labels.AUTHORIZE_CODES)

@@ -24,7 +24,7 @@ from sidecar.core.state import (
     Question,
     Task,
 )
-from tests.support.packets import busy, checkpoint, cleared, inputs, lines_about, says, started
+from tests.support.packets import busy, checkpoint, cleared, inputs, lines_about, says, started, windowed
 
 
 def _omitted(built: Built) -> dict[str, int]:
@@ -159,9 +159,14 @@ def _budget(usable: int) -> BudgetFigures:
     return BudgetFigures(usable * 2, usable, 0, 0, "ok")
 
 
+def _in_a_window(ledger: Ledger, usable: int, **given: Any) -> Built:
+    """The packet in a window that leaves so many usable tokens."""
+    return build_packet(inputs(windowed(ledger, usable), budget=_budget(usable), **given))
+
+
 def test_reduced_gives_long_texts_by_reference_and_binding_ones_last() -> None:
     ledger = _heavy()
-    built = build_packet(inputs(ledger, packet_tokens=3_000, budget=_budget(14_000)))
+    built = _in_a_window(ledger, 14_000, packet_tokens=3_000)
     assert built.choice == "reduced"
     assert built.text_tokens * 4 <= 14_000
     assert [item.text for item in built.packet.task.constraints if item.id == "big-000"] == [
@@ -174,7 +179,7 @@ def test_reduced_gives_long_texts_by_reference_and_binding_ones_last() -> None:
 
 
 def test_when_that_is_not_enough_constraints_are_shortened_too() -> None:
-    built = build_packet(inputs(_heavy(10), packet_tokens=3_000, budget=_budget(10_000)))
+    built = _in_a_window(_heavy(10), 10_000, packet_tokens=3_000)
     assert built.choice == "reduced"
     assert built.text_tokens * 4 <= 10_000
     (text,) = [item.text for item in built.packet.task.constraints if item.id == "big-009"]
@@ -184,10 +189,10 @@ def test_when_that_is_not_enough_constraints_are_shortened_too() -> None:
 
 def test_postpone_and_pause_are_announced_and_nothing_protected_is_dropped() -> None:
     ledger = _heavy(200, 2_000)
-    full = build_packet(inputs(ledger, packet_tokens=10**6, budget=_budget(10**8)))
+    full = _in_a_window(ledger, 10**8, packet_tokens=10**6)
     choices = []
     for usable in (200_000, 60_000, 45_000, 30_000, 20_000, 4_000):
-        built = build_packet(inputs(ledger, packet_tokens=3_000, budget=_budget(usable)))
+        built = _in_a_window(ledger, usable, packet_tokens=3_000)
         choices.append(built.choice)
         assert _protected_ids(built) == _protected_ids(full)
         codes = [item.code for item in built.packet.blockers]
@@ -205,7 +210,7 @@ def test_nothing_exceeds_the_wire_even_when_all_of_it_is_protected() -> None:
     ledger = started()
     for number in range(12_000):
         ledger.put("operation", Operation(id=f"op-{number:05}", kind="k", idempotency_key=f"key-{number}"))
-    built = build_packet(inputs(ledger, budget=_budget(10**8)))
+    built = _in_a_window(ledger, 10**8)
     assert built.choice == "pause"
     assert len(encode(built.packet)) <= MAX_WIRE_BYTES
     assert sum(item.count for item in built.packet.omitted) + len(built.packet.operations) == 12_000
@@ -215,7 +220,7 @@ def test_not_even_a_list_within_the_scope_exceeds_the_wire() -> None:
     ledger = started()
     tools = tuple(f"tool-{number}" for number in range(100_000))
     ledger.put("task", Task(goal="g", scope=Scope(tools=tools)))
-    built = build_packet(inputs(ledger, budget=_budget(10**8)))
+    built = _in_a_window(ledger, 10**8)
     assert built.choice == "pause"
     assert len(encode(built.packet)) <= MAX_WIRE_BYTES
     assert built.packet.task.scope is not None
@@ -226,7 +231,7 @@ def test_refs_stay_whole_where_texts_are_cut() -> None:
     ledger = _heavy(60, 2_000)
     ref = "event:" + "e" * 128
     ledger.put("progress", Progress(completed=(CompletedStep(text="s" * 400, refs=(ref,)),)))
-    built = build_packet(inputs(ledger, packet_tokens=3_000, budget=_budget(60_000)))
+    built = _in_a_window(ledger, 60_000, packet_tokens=3_000)
     assert built.choice is not None
     (step,) = built.packet.progress.completed
     assert len(step.text) < 400
@@ -283,6 +288,6 @@ def test_only_the_newest_cleared_results_are_listed() -> None:
 
 
 def test_a_small_text_is_not_too_large_for_any_window() -> None:
-    built = build_packet(inputs(busy(), budget=_budget(500)))
+    built = _in_a_window(busy(), 500)
     assert built.choice is None
     assert built.text_tokens <= MIN_TEXT_TOKENS

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from sidecar.core import policy
+from sidecar.core import course, planning, policy
 from sidecar.core.budget import BudgetSettings
-from sidecar.core.course import Course
-from sidecar.core.policy import Compact, Defer, Ineffective, Nothing, Prepare, Trim
+from sidecar.core.course import Compact, Course, Defer, Ineffective, Trim
+from sidecar.core.policy import Nothing, Prepare
 from sidecar.core.state import Call, Gap, Head, Ledger, ModelInfo, Operation
 from support.tape import SETTINGS, Tape, words
 
@@ -30,19 +30,19 @@ class Run(Tape):
     def add(self, type_: str, channel: str = "event", **fields: Any) -> Any:
         observed = super().add(type_, channel, **fields)
         self.ledger.head.position = self.count
-        if policy.follow(self.course, self.budget, observed, self.settings):
+        if course.follow(self.course, self.budget, observed, self.settings):
             self.not_applied.append(self.count)
         return observed
 
-    def decide(self, now: float = NOW, *, mode: str = "live", **flags: bool) -> policy.Step:
-        flags.setdefault("bypass", False)
-        return policy.decide(
-            self.ledger, self.budget, self.course, self.settings, mode=mode, now=now, **flags
-        )
+    def decide(
+        self, now: float = NOW, *, mode: str = "live", bypass: bool = False, requested: bool = False
+    ) -> policy.Step:
+        ask = policy.on_request if requested else policy.decide
+        return ask(self.ledger, self.budget, self.course, self.settings, mode=mode, bypass=bypass, now=now)
 
-    def plan(self, trigger: str = "threshold") -> policy.Plan:
+    def plan(self, trigger: str = "threshold") -> planning.Plan:
         tail = [item for item in self.items if item.position > self.course.covers_through]
-        return policy.plan(tail, self.ledger, self.budget, self.course, self.settings, trigger=trigger)
+        return planning.plan(tail, self.ledger, self.budget, self.course, self.settings, trigger=trigger)
 
     def fill(self, tokens: int, turn: int = 1_000, report: bool = True) -> None:
         """Turns of talk (nothing to clear) until about so many tokens are used."""
@@ -53,7 +53,7 @@ class Run(Tape):
             self.usage(tokens, through=self.items[-1].event.id)
 
     def commit(self, plan: Compact, *, live: bool = True, packet: int = 2_000) -> None:
-        policy.committed(
+        course.committed(
             self.course,
             self.budget,
             plan,
@@ -127,20 +127,65 @@ def test_observe_and_bypass_defer_by_mode_once() -> None:
     assert isinstance(run.decide(), Prepare)
 
 
-def test_a_finished_or_busy_run_is_left_alone() -> None:
+def test_a_finished_run_is_left_alone() -> None:
     run = Run()
     run.fill(70_000)
-    assert run.decide(busy=True) == Nothing()
     run.ledger.head.finished = "succeeded"
     assert run.decide() == Nothing()
+    assert run.decide(requested=True) == Defer(reason="little_new", changed=False)
+
+
+def test_without_a_window_there_is_nothing_to_make_room_in() -> None:
+    run = Run()
+    run.fill(30_000)
+    run.budget.window = 0
+    assert run.decide(requested=True) == Defer(reason="little_new", changed=False)
+
+
+def test_who_asks_again_waits_for_work_in_flight_no_longer_than_a_minute_in_all() -> None:
+    run = Run()
+    run.ledger.put("operation", Operation(id="op", state="pending"))
+    run.fill(30_000)
+    for second in (0, 20, 40, 59):
+        assert run.decide(NOW + second, requested=True) == Defer(reason="in_flight", changed=True)
+        run.user()
+        assert run.decide(NOW + second) == Nothing()
+    assert run.course.deferred == ""
+    assert run.decide(NOW + 60, requested=True) == Prepare(trigger="requested")
+
+
+def test_the_wait_of_one_who_asked_ends_with_the_work() -> None:
+    run = Run()
+    run.ledger.put("operation", Operation(id="op", state="pending"))
+    run.fill(30_000)
+    assert run.decide(requested=True) == Defer(reason="in_flight", changed=True)
+    run.ledger.put("operation", Operation(id="op", state="succeeded"))
+    assert run.decide(NOW + 50) == Nothing()
+    run.ledger.put("operation", Operation(id="op2", state="pending"))
+    assert run.decide(NOW + 100, requested=True) == Defer(reason="in_flight", changed=True)
+    assert run.decide(NOW + 159, requested=True) == Defer(reason="in_flight", changed=True)
+    assert run.decide(NOW + 160, requested=True) == Prepare(trigger="requested")
+
+
+def test_a_wait_for_the_level_begins_anew_with_the_level() -> None:
+    run = Run()
+    run.ledger.put("operation", Operation(id="op", state="pending"))
+    run.fill(66_000)
+    assert run.decide(NOW) == Defer(reason="in_flight", changed=True)
+    run.add("context.replaced", by="agent", context_tokens=1_000)
+    assert run.decide(NOW + 50) == Nothing()
+    run.fill(66_000)
+    assert run.decide(NOW + 70) == Defer(reason="in_flight", changed=True)
+    assert run.decide(NOW + 129) == Defer(reason="in_flight", changed=False)
+    assert isinstance(run.decide(NOW + 130), Prepare)
 
 
 def test_work_in_flight_holds_a_minute_below_critical() -> None:
     run = Run()
     run.ledger.put("operation", Operation(id="op", state="pending"))
     run.fill(66_000)
-    assert run.decide(NOW) == Defer(reason="in_flight", changed=True, until=NOW + 60)
-    assert run.decide(NOW + 59.9) == Defer(reason="in_flight", changed=False, until=NOW + 60)
+    assert run.decide(NOW) == Defer(reason="in_flight", changed=True)
+    assert run.decide(NOW + 59.9) == Defer(reason="in_flight", changed=False)
     assert isinstance(run.decide(NOW + 60), Prepare)
     run = Run()
     run.ledger.put("operation", Operation(id="op", state="pending"))
@@ -203,14 +248,15 @@ def test_clearing_is_enough_where_it_brings_the_figure_down() -> None:
     run.usage(66_000, through=run.items[-1].event.id)
     plan = run.plan()
     assert isinstance(plan, Trim)
-    assert plan.projected < (SETTINGS.compact_at - 0.05) * run.budget.usable(SETTINGS)
     before = run.budget.used()
-    policy.trimmed(run.course, run.budget, plan)
+    projected = before - plan.saved_tokens
+    assert projected < (SETTINGS.compact_at - 0.05) * run.budget.usable(SETTINGS)
+    course.trimmed(run.course, run.budget, plan)
     assert run.course.trimmed_through == plan.through
     assert run.budget.used() == before
     assert run.decide() == Nothing()
     run.take_up()
-    assert run.budget.used() == pytest.approx(plan.projected, rel=0.02)
+    assert run.budget.used() == pytest.approx(projected, rel=0.02)
     # Nothing is cleared twice.
     again = run.plan()
     assert not isinstance(again, Trim) or not again.cleared
@@ -294,7 +340,7 @@ def test_a_trim_nobody_applies_does_not_hold_a_compaction_at_critical() -> None:
     run.usage(66_000, through=run.items[-1].event.id)
     plan = run.plan()
     assert isinstance(plan, Trim)
-    policy.trimmed(run.course, run.budget, plan)
+    course.trimmed(run.course, run.budget, plan)
     run.fill(80_000, report=False)
     assert run.decide() == Prepare(trigger="critical")
 
@@ -304,7 +350,7 @@ def test_a_trim_nobody_applies_does_not_hold_a_compaction_at_critical() -> None:
 
 def test_a_fixed_cost_above_the_trigger_is_ineffective_not_a_loop() -> None:
     run = Run(window=32_000)
-    plans: list[policy.Plan] = []
+    plans: list[planning.Plan] = []
     for _ in range(50):
         run.user("short words")
         run.said("short words")
@@ -313,7 +359,7 @@ def test_a_fixed_cost_above_the_trigger_is_ineffective_not_a_loop() -> None:
             plan = run.plan("overflow")
             plans.append(plan)
             if isinstance(plan, Ineffective):
-                policy.mark_ineffective(run.course, run.budget, plan.reason)
+                course.mark_ineffective(run.course, run.budget, plan.reason)
     assert [type(plan) for plan in plans] == [Ineffective]
     assert run.course.ineffective == "fixed_cost"
     # A window that really changes makes it worth looking again.
@@ -327,7 +373,7 @@ def test_a_real_drop_clears_ineffective() -> None:
     run.user()
     run.usage(29_000)
     assert isinstance(run.decide(), Prepare)
-    policy.mark_ineffective(run.course, run.budget, "fixed_cost")
+    course.mark_ineffective(run.course, run.budget, "fixed_cost")
     assert run.decide() == Nothing()
     run.said()
     run.usage(9_000)
@@ -338,7 +384,7 @@ def test_new_material_makes_it_worth_looking_again() -> None:
     run = Run(window=32_000)
     run.user()
     run.usage(29_000)
-    policy.mark_ineffective(run.course, run.budget, "fixed_cost")
+    course.mark_ineffective(run.course, run.budget, "fixed_cost")
     run.user(words(1_000))
     assert run.decide() == Nothing()
     run.user(words(2_500))
@@ -376,19 +422,19 @@ def test_failures_back_off_then_the_breaker_opens_and_the_fallback_is_asked() ->
     for number in (1, 2):
         assert run.decide(now) == Prepare(trigger="threshold")
         assert run.course.attempt == number
-        assert not policy.failed(run.course, "timeout", now=now, settings=SETTINGS)
+        assert not course.failed(run.course, "timeout", now=now, settings=SETTINGS)
         step = run.decide(now + 1)
         assert isinstance(step, Defer)
         assert step.reason == "cool_down"
-        assert step.until is not None
-        now = step.until
+        assert run.course.retry_at is not None
+        now = run.course.retry_at
     assert isinstance(run.decide(now), Prepare)
-    assert policy.failed(run.course, "invalid", now=now, settings=SETTINGS)
+    assert course.failed(run.course, "invalid", now=now, settings=SETTINGS)
     assert run.decide(now) == Prepare(trigger="threshold", fallback=True)
-    policy.failed(run.course, "invalid", now=now, settings=SETTINGS)
+    course.failed(run.course, "invalid", now=now, settings=SETTINGS)
     assert reason(run.decide(now)) == "breaker"
     assert run.decide(now + 301) == Prepare(trigger="threshold")
-    assert policy.failed(run.course, "timeout", now=now + 301, settings=SETTINGS)
+    assert course.failed(run.course, "timeout", now=now + 301, settings=SETTINGS)
 
 
 def test_without_a_fallback_the_breaker_holds_and_success_forgets() -> None:
@@ -396,7 +442,7 @@ def test_without_a_fallback_the_breaker_holds_and_success_forgets() -> None:
     run = Run(settings=settings)
     run.fill(66_000)
     for number in range(3):
-        policy.failed(run.course, "timeout", now=NOW + number, settings=settings)
+        course.failed(run.course, "timeout", now=NOW + number, settings=settings)
     assert reason(run.decide(NOW + 10)) == "breaker"
     run.commit(compact(run.plan()))
     assert (run.course.failures, run.course.breaker_until) == (0, None)
@@ -407,7 +453,7 @@ def test_interrupted_attempts_do_not_count() -> None:
     run.fill(66_000)
     for _ in range(5):
         assert isinstance(run.decide(), Prepare)
-        assert not policy.failed(run.course, "interrupted", now=NOW, settings=SETTINGS)
+        assert not course.failed(run.course, "interrupted", now=NOW, settings=SETTINGS)
     assert run.course.failures == 0
 
 
@@ -416,10 +462,10 @@ def test_gains_keeps_the_hard_floor() -> None:
     run.fill(66_000)
     plan = compact(run.plan())
     used = run.budget.used()
-    assert policy.gains(used, used - plan.range_tokens // 2, plan)
-    assert not policy.gains(used, used, plan)
-    assert not policy.gains(used, used + 5, plan)
-    assert not policy.gains(used, used - plan.range_tokens // 20, plan)
+    assert course.gains(used, used - plan.range_tokens // 2, plan)
+    assert not course.gains(used, used, plan)
+    assert not course.gains(used, used + 5, plan)
+    assert not course.gains(used, used - plan.range_tokens // 20, plan)
 
 
 def test_shadow_compactions_follow_each_other_without_any_take_up() -> None:
@@ -443,5 +489,5 @@ def test_the_course_survives_a_round_trip_and_a_copy() -> None:
     kept = copy.copy(run.course)
     packed = msgspec.msgpack.encode(run.course)
     assert msgspec.msgpack.decode(packed, type=Course) == run.course
-    policy.failed(run.course, "timeout", now=NOW, settings=SETTINGS)
+    course.failed(run.course, "timeout", now=NOW, settings=SETTINGS)
     assert msgspec.msgpack.encode(kept) == packed

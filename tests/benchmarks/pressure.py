@@ -1,0 +1,253 @@
+"""Row 16: a slow disk, a slow broker and far too many messages. Nothing may be lost, memory stays bounded, and
+readiness says what is so.
+
+The disk is slow because somebody else holds the database's write lock for a while, again and again, once longer
+than the daemon waits for it; the broker is slow because a proxy holds back every piece of what it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import httpx
+
+from benchmarks.figures import Row, at_least, at_most
+from benchmarks.load import Wire, fill, frames
+from benchmarks.material import Material
+from benchmarks.places import Run, broker, daemon
+from benchmarks.talking import Child
+
+_RATE = 1_000
+_MOST_GROWTH_MIB = 96.0
+_HELD_SECONDS = 0.4
+_FREE_SECONDS = 0.2
+_TOO_LONG_SECONDS = 6.0
+"""Longer than the daemon waits for the lock (five seconds)."""
+_DELAY_SECONDS = 0.04
+_WAIT = 600.0
+
+
+@dataclass
+class Seen:
+    """What was seen of the daemon from outside, a few times a second."""
+
+    resident: list[float] = field(default_factory=list)
+    ready: list[tuple[float, bool, str]] = field(default_factory=list)
+    lag: list[float] = field(default_factory=list)
+
+
+async def pressure(run: Run, wanted: set[str]) -> list[Row]:
+    """Row 16."""
+    seconds = run.sizes.pressure_seconds
+    row = Row(
+        "16",
+        "under pressure",
+        "the daemon's process: messages lost (journal against what was sent), resident memory over what it was "
+        "before, answers of /readyz meanwhile",
+        sizes={
+            "seconds": seconds,
+            "rate": _RATE,
+            "lock held": _HELD_SECONDS,
+            "broker's delay": _DELAY_SECONDS,
+        },
+    )
+    await _slow_disk(run, row, seconds)
+    await _slow_broker(run, row, seconds)
+    await _overload(run, row, seconds)
+    return [row]
+
+
+@asynccontextmanager
+async def _watched(child: Child, address: str) -> AsyncIterator[Seen]:
+    seen = Seen()
+
+    async def look() -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+            while True:
+                seen.resident.append((await child.ask("cost"))["rss_mib"])
+                with suppress(httpx.TransportError):
+                    answer = await client.get(f"http://{address}/readyz")
+                    reasons = " ".join(answer.json().get("reasons", {}))
+                    seen.ready.append((time.monotonic(), answer.status_code == 200, reasons))
+                    text = (await client.get(f"http://{address}/metrics")).text
+                    found = [
+                        line
+                        for line in text.splitlines()
+                        if line.startswith("watchkeeper_intake_lag_events ")
+                    ]
+                    seen.lag += [float(line.split()[1]) for line in found]
+                await asyncio.sleep(0.2)
+
+    task = asyncio.create_task(look())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _steadily(url: str, material: Material, rate: int, seconds: float) -> int:
+    """Send at a rate from this process; how many."""
+    wire, count = Wire(url), max(1, int(rate * seconds))
+    prepared = frames(material, 0, count)
+    began, sent = time.monotonic(), 0
+    while sent < count:
+        due = min(count, int((time.monotonic() - began) * rate) + 1)
+        if due > sent:
+            wire.send(b"".join(prepared[sent:due]))
+            sent = due
+        await asyncio.sleep(0.005)
+    wire.flush()
+    wire.close()
+    return count
+
+
+async def _end(child: Child, seen: Seen, row: Row, name: str, count: int, before: float, url: str) -> None:
+    wire = Wire(url)
+    last = wire.last("WK_IN")
+    wire.close()
+    began = time.monotonic()
+    while (await child.ask("counts"))["cursor"] < last and time.monotonic() - began < _WAIT:
+        await asyncio.sleep(0.05)
+    counts = await child.ask("counts")
+    row.add(f"{name}: messages lost", [float(count - counts["entries"])], at_most(0), "messages")
+    grown = max([*seen.resident, before]) - before
+    row.add(f"{name}: memory over before", [grown], at_most(_MOST_GROWTH_MIB), "MiB")
+    row.add(f"{name}: to the last commit after the last message", [time.monotonic() - began], unit="s")
+    row.add(f"{name}: furthest behind, as the daemon says it", [max(seen.lag, default=0.0)], unit="events")
+    ready = [answer for _, answer, _ in seen.ready]
+    row.add(f"{name}: answers `ready` of all", [sum(ready) / max(1, len(ready))])
+
+
+async def _slow_disk(run: Run, row: Row, seconds: float) -> None:
+    folder = run.folder("slow-disk")
+    full = run.sizes.name == "full"
+    async with broker(folder) as server, daemon(server.url, folder) as child:
+        address = (await child.ask("ready", seconds=60))["address"]
+        before = (await child.ask("cost"))["rss_mib"]
+        run.say("the database's lock is held again and again")
+        async with _watched(child, address) as seen:
+            held = asyncio.create_task(anyio.to_thread.run_sync(_hold, folder / "data", seconds))
+            count = await _steadily(server.url, Material(run.sizes.runs), _RATE, seconds)
+            await held
+            told = ""
+            if full:
+                run.say("and once for longer than the daemon waits")
+                begun = time.monotonic()
+                fill(server.url, "WK_IN", Material(run.sizes.runs, prefix="late"), 0, 100)
+                count += 100
+                await anyio.to_thread.run_sync(_hold_once, folder / "data", _TOO_LONG_SECONDS + 2.0)
+                told = " ".join(reason for at, ready, reason in seen.ready if at > begun and not ready)
+        await _end(child, seen, row, "slow disk", count, before, server.url)
+        if full:
+            name = "slow disk: not ready for its sake once the wait is over (1 = yes)"
+            row.add(name, [float("storage" in told)], at_least(1), "")
+    run.drop(folder)
+
+
+def _hold(data: Path, seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        _hold_once(data, _HELD_SECONDS)
+        time.sleep(_FREE_SECONDS)
+
+
+def _hold_once(data: Path, seconds: float) -> None:
+    database = sqlite3.connect(data / "watchkeeper.db", isolation_level=None, timeout=30)
+    try:
+        database.execute("BEGIN IMMEDIATE")
+        time.sleep(seconds)
+        database.execute("ROLLBACK")
+    finally:
+        database.close()
+
+
+@asynccontextmanager
+async def _proxy(port: int) -> AsyncIterator[int]:
+    """A way to the broker on which every piece comes late; its port."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
+        with suppress(ConnectionError):
+            while piece := await reader.read(65_536):
+                await asyncio.sleep(delay)
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(
+            carry(reader, there_writer, 0.0),
+            carry(there_reader, writer, _DELAY_SECONDS),
+            return_exceptions=True,
+        )
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def _slow_broker(run: Run, row: Row, seconds: float) -> None:
+    folder = run.folder("slow-broker")
+    async with (
+        broker(folder) as server,
+        _proxy(server.port) as port,
+        daemon(f"nats://127.0.0.1:{port}", folder) as child,
+    ):
+        address = (await child.ask("ready", seconds=60))["address"]
+        before = (await child.ask("cost"))["rss_mib"]
+        run.say("the broker is slow")
+        async with _watched(child, address) as seen:
+            count = await _steadily(server.url, Material(run.sizes.runs), _RATE, seconds)
+        await _end(child, seen, row, "slow broker", count, before, server.url)
+    run.drop(folder)
+
+
+async def _overload(run: Run, row: Row, seconds: float) -> None:
+    """As many messages as the broker takes, for a while: ten times what the daemon reads, and more."""
+    folder = run.folder("overload")
+    chunk = 20_000 if run.sizes.name == "full" else 300
+    material = Material(run.sizes.runs)
+    async with broker(folder) as server, daemon(server.url, folder) as child:
+        address = (await child.ask("ready", seconds=60))["address"]
+        before = (await child.ask("cost"))["rss_mib"]
+        run.say("more messages than can be read")
+        async with _watched(child, address) as seen:
+            count, spent, began = 0, 0.0, time.monotonic()
+            while time.monotonic() - began < seconds / 2:
+                prepared = await anyio.to_thread.run_sync(frames, material, count, chunk)
+                at = time.monotonic()
+                await anyio.to_thread.run_sync(_burst, server.url, prepared)
+                spent += time.monotonic() - at
+                count += chunk
+            stored = await child.ask("counts")
+            offered, read = count / spent, stored["entries"] / (time.monotonic() - began)
+            await _end(child, seen, row, "overload", count, before, server.url)
+        row.add("overload: messages in a burst / read, per second", [offered / max(1.0, read)])
+        row.sizes["overload"] = count
+    run.drop(folder)
+
+
+def _burst(url: str, prepared: list[bytes]) -> None:
+    wire = Wire(url)
+    expected = wire.last("WK_IN") + len(prepared)
+    for start in range(0, len(prepared), 2_000):
+        wire.send(b"".join(prepared[start : start + 2_000]))
+        wire.flush()
+    # Whatever the broker refused would be lost by us, not by the daemon.
+    deadline = time.monotonic() + 30
+    while wire.last("WK_IN") < expected:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the broker did not store the burst")
+        time.sleep(0.005)
+    wire.close()
