@@ -60,12 +60,13 @@ class Tombstone(Struct, frozen=True, kw_only=True):
 class StatePacket(Struct, frozen=True, kw_only=True):
     """The newest packet that shortened the context, as the message list to go on with begins with it.
 
-    ``checkpoint_id`` is of the checkpoint it stands on, None before the first.
+    ``checkpoint_id`` is of the checkpoint it stands on, None before the first; ``position`` the run's newest in it.
     """
 
     packet_id: str
     text: str
     checkpoint_id: str | None
+    position: Count
 
 
 class RunState(Struct, frozen=True, kw_only=True):

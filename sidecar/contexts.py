@@ -21,7 +21,7 @@ from sidecar.core import context, context_anthropic, context_openai, context_res
 from sidecar.core.context import Conversation, Turn
 from sidecar.core.exchanges import TailItem
 from sidecar.desk import Desk
-from sidecar.packets import KeptPacket, Packets, kept_packet
+from sidecar.packets import KeptPacket, KeptTail, Packets, kept_packet
 from sidecar.ranges import tail_items
 from storage.records import PacketRow
 
@@ -119,7 +119,7 @@ class Contexts:
                     call.id for call in hot.ledger.active["call"].values() if call.state == "open"
                 ),
                 shortening_id=view.published.shortening_id,
-                fresh=KeptPacket(built.packet.packet_id, built.packet.text, None),
+                fresh=KeptPacket(built.packet.packet_id, built.packet.text, None, KeptTail(head.position)),
                 scale=view.budget.scale(),
             )
 

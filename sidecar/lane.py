@@ -142,11 +142,20 @@ class LaneService:
             on_wait=lambda _: self._health.set(f"lane {lane}", True, "watching"),
         )
         self._health.drop(f"reading {lane}")
-        epoch = await self._unless(stop, claim.claim)
+        # Whoever spoils the records in the broker must not bring back an epoch that the fold takes for an old one.
+        highest = int(await self._store.meta(f"epoch/{tenant}/{lane}") or b"0")
+        epoch = await self._unless(stop, partial(claim.claim, floor=highest))
         if epoch is None:
             return
         await self._store.commit(
-            Unit(tenant=tenant, lane=lane, meta={f"owner/{tenant}/{lane}": self._owner.encode()})
+            Unit(
+                tenant=tenant,
+                lane=lane,
+                meta={
+                    f"owner/{tenant}/{lane}": self._owner.encode(),
+                    f"epoch/{tenant}/{lane}": str(epoch).encode(),
+                },
+            )
         )
         self._health.drop(f"storage {lane}")
         desk = Desk(

@@ -192,10 +192,16 @@ class Observer:
         if observed.level_after != observed.level_before:
             self._level(run, hot, observed, chunk)
         mode, _ = desk.config.mode_for(head.labels)
-        if follow(view.course, view.budget, observed, settings):
+        told = follow(view.course, view.budget, observed, settings)
+        if told == "not_applied":
             chunk.after.append(desk.metrics.not_taken_up)
             chunk.outbox.append(
-                desk.voice.notice(run, "not_applied", desk.now(), (view.course.checkpoint_id, head.position))
+                desk.voice.notice(run, told, desk.now(), (view.course.checkpoint_id, head.position))
+            )
+        elif told == "ineffective":
+            reason = view.course.ineffective
+            chunk.outbox.append(
+                desk.voice.notice(run, told, desk.now(), (reason, head.position), reason=reason)
             )
         if mode == "shadow":
             follow(view.shadow, view.budget, observed, settings)

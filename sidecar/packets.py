@@ -56,12 +56,19 @@ class KeptCheckpoint(msgspec.Struct):
     id: str
 
 
+class KeptTail(msgspec.Struct):
+    """How far the run was when the packet was made."""
+
+    through_position: int
+
+
 class KeptPacket(msgspec.Struct):
     """What of a kept packet (``PacketRow``) the message list to go on with needs."""
 
     packet_id: str
     text: str
     checkpoint: KeptCheckpoint | None
+    tail: KeptTail
 
 
 _KEPT = msgspec.json.Decoder(KeptPacket)
@@ -78,14 +85,15 @@ def state_packet(packet: KeptPacket | Packet) -> StatePacket:
         packet_id=packet.packet_id,
         text=packet.text,
         checkpoint_id=None if packet.checkpoint is None else packet.checkpoint.id,
+        position=packet.tail.through_position,
     )
 
 
 def adopted_packet(run: str, packet: StatePacket) -> PacketRow:
     """Another owner's packet as it is kept here."""
     checkpoint = None if packet.checkpoint_id is None else KeptCheckpoint(packet.checkpoint_id)
-    body = encode(KeptPacket(packet.packet_id, packet.text, checkpoint))
-    return PacketRow(run=run, packet_id=packet.packet_id, body=body)
+    kept = KeptPacket(packet.packet_id, packet.text, checkpoint, KeptTail(packet.position))
+    return PacketRow(run=run, packet_id=packet.packet_id, body=encode(kept))
 
 
 def stored_checkpoint(row: CheckpointRow) -> StateCheckpoint:

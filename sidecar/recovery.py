@@ -140,33 +140,41 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
         # the store does not have.
         trimmed_through = max(course.trimmed_through, state.trimmed_through)
         tail_tokens, cleared = await _tail(desk, run, covered, trimmed_through)
+        standing = checkpoint if checkpoint is not None else await packets.checkpoint(run)
         course.trimmed_through = trimmed_through
         view.cleared = []
         view.note_cleared(cleared)
         view.tail_tokens = tail_tokens
         view.tail_total = view.budget.total
-        row = None
+        adopted, kept, said_at = [], None, 0
+        if checkpoint is not None and not known:
+            course.checkpoint_version = checkpoint.version
+            course.checkpoint_id = checkpoint.id
+            course.covers_through = covered
+            course.compactions = max(course.compactions, checkpoint.version)
+            adopted.append(Adoption(run=run, chain="live", checkpoint=_row(run, checkpoint)))
         if packet is not None:
             # What the last owner's message list began with, ours begins with as well.
-            view.published.shortening_id = packet.packet_id
-            row = adopted_packet(run, packet)
-        if checkpoint is None or known:
-            await desk.commit(touched=[run], packet=row)
-            return False
-        course.checkpoint_version = checkpoint.version
-        course.checkpoint_id = checkpoint.id
-        course.covers_through = covered
-        course.compactions = max(course.compactions, checkpoint.version)
-        # What the next compaction takes the place of beside the tail.
-        packet_tokens = packets.build_with(run, "takeover", checkpoint, view).text_tokens
-        inherited(course, view.budget, packet_tokens=packet_tokens, tail_tokens=round(tail_tokens))
-        await desk.commit(
-            touched=[run],
-            adopt=[Adoption(run=run, chain="live", checkpoint=_row(run, checkpoint))],
-            packet=row,
-        )
-        packets.forget(run)
-        return True
+            view.published.shortening_id, said_at = packet.packet_id, packet.position
+            kept = adopted_packet(run, packet)
+        if adopted or not told:
+            # What the next compaction takes the place of beside the tail.
+            text_tokens = (
+                0 if standing is None else packets.build_with(run, "takeover", standing, view).text_tokens
+            )
+            inherited(
+                course,
+                view.budget,
+                desk.budget,
+                "compaction" if adopted else "trim",
+                said_at=said_at,
+                packet_tokens=text_tokens,
+                tail_tokens=tail_tokens,
+            )
+        await desk.commit(touched=[run], adopt=adopted, packet=kept)
+        if adopted:
+            packets.forget(run)
+        return bool(adopted)
 
 
 async def _tail(desk: Desk, run: str, covered: int, trimmed_through: int) -> tuple[int, tuple[Cleared, ...]]:

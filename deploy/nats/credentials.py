@@ -22,11 +22,13 @@ import nkeys
 
 STREAMS = ("WK_IN", "WK_OUT", "WK_REJECTED", "WK_STATE")
 BUCKETS = ("WK_BLOBS", "WK_CONTENT")
+ANSWER_SECONDS = 3600
 
 
 def keeper(tenant: str) -> dict[str, list[str]]:
-    """The daemon: the whole tenant, as the sidecar only, and its own streams."""
+    """The daemon: the whole tenant, as the sidecar only, and its own streams, none of which it may delete."""
     managed = [*STREAMS, *(f"OBJ_{bucket}" for bucket in BUCKETS)]
+    verbs = ("STREAM.INFO", "STREAM.CREATE", "STREAM.PURGE", "STREAM.MSG.GET", "DIRECT.GET")
     return {
         "publish": [
             f"wk.v1.in.{tenant}.*.*.record",
@@ -34,20 +36,29 @@ def keeper(tenant: str) -> dict[str, list[str]]:
             f"wk.v1.state.{tenant}.>",
             f"wk.v1.summarize.{tenant}.>",
             "$JS.API.INFO",
-            *(f"$JS.API.STREAM.*.{stream}" for stream in managed),
-            *(f"$JS.API.STREAM.MSG.*.{stream}" for stream in managed),
+            *(f"$JS.API.{verb}.{stream}" for verb in verbs for stream in managed),
             *(f"$JS.API.DIRECT.GET.{stream}.>" for stream in managed),
-            *(f"$JS.API.DIRECT.GET.{stream}" for stream in managed),
-            *(f"$JS.API.CONSUMER.*.{stream}.>" for stream in managed),
-            *(f"$JS.API.CONSUMER.CREATE.{stream}" for stream in managed),
-            "$JS.API.CONSUMER.MSG.NEXT.WK_IN.>",
+            *(
+                f"$JS.API.CONSUMER.{verb}.{stream}.>"
+                for verb in ("CREATE", "INFO", "DELETE", "MSG.NEXT")
+                for stream in ("WK_IN", "OBJ_WK_BLOBS")
+            ),
             *(f"$O.{bucket}.>" for bucket in BUCKETS),
+            # The client's own reader of objects.
+            "$JS.API.STREAM.NAMES",
+            "$JS.API.CONSUMER.CREATE.OBJ_WK_BLOBS",
+            "$JS.FC.OBJ_WK_BLOBS.>",
             # Questions from other accounts come with a reply subject of the server's making.
             "_R_.>",
             "_INBOX.>",
         ],
         "subscribe": [f"wk.v1.ask.{tenant}.>", "$SRV.>", "_INBOX.>"],
     }
+
+
+def summarizer(tenant: str) -> dict[str, list[str]]:
+    """Who writes summaries (kind ``nats``): it answers what the daemon asks it, once each, and says nothing else."""
+    return {"publish": [], "subscribe": [f"wk.v1.summarize.{tenant}.>"]}
 
 
 def agent(tenant: str, lane: str) -> dict[str, list[str]]:
@@ -72,7 +83,8 @@ def authority(tenant: str) -> dict[str, list[str]]:
 
 
 def guests(tenant: str, lanes: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Everyone but the daemon. Each has an account of its own, joined to the daemon's by exactly these subjects.
+    """Everyone who is not trusted as the daemon is. Each has an account of its own, joined to the daemon's by
+    exactly these subjects.
 
     In one account a publisher chooses where the broker's acknowledgement and the daemon's answer go, and whatever
     subject it names is stored as if it had been published there. Across accounts such a subject is its own.
@@ -153,7 +165,9 @@ def _user(account: Signer, name: str, may: dict[str, list[str]]) -> str:
     """Contents of a credentials file."""
     user = Signer(nkeys.PREFIX_BYTE_USER)
     unlimited = dict.fromkeys(("subs", "data", "payload"), -1)
-    allowed = {"pub": {"allow": may["publish"]}, "sub": {"allow": may["subscribe"]}}
+    allowed: dict[str, Any] = {"pub": {"allow": may["publish"]}, "sub": {"allow": may["subscribe"]}}
+    if not may["publish"]:
+        allowed = {**allowed, "pub": {}, "resp": {"max": 1, "ttl": ANSWER_SECONDS * 1_000_000_000}}
     token = account.token(user.public, name, {"type": "user", **allowed, **unlimited})
     seed = user.seed.decode()
     return (
@@ -172,7 +186,10 @@ def make(tenant: str, lanes: Sequence[str]) -> dict[str, str]:
         system: _account(operator, accounts["system"], "system", 0),
         own.public: _account(operator, own, "keeper", -1, exports=_exports(tenant)),
     }
-    files = {"keeper.creds": _user(own, "keeper", keeper(tenant))}
+    files = {
+        "keeper.creds": _user(own, "keeper", keeper(tenant)),
+        "summarizer.creds": _user(own, "summarizer", summarizer(tenant)),
+    }
     for name, may in parties.items():
         tokens[accounts[name].public] = _account(
             operator, accounts[name], name, 0, imports=_imports(own, may)
@@ -205,7 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     lanes = given.lanes or ["main"]
     if given.show:
-        print(json.dumps({"keeper": keeper(given.tenant), **guests(given.tenant, lanes)}, indent=2))
+        own = {"keeper": keeper(given.tenant), "summarizer": summarizer(given.tenant)}
+        print(json.dumps({**own, **guests(given.tenant, lanes)}, indent=2))
         return
     if given.folder is None:
         parser.error("give a folder, or --show")

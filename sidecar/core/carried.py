@@ -38,6 +38,9 @@ CANDIDATES: Final = 200
 FEW: Final = 30
 """Newest items of a kind that go in their turn; older ones go before anything else does."""
 
+CONCLUSIONS: Final = 3
+"""Newest inferences of a summary that stay longer than its observations: where the work stood."""
+
 SHORT_MESSAGE: Final = 200
 """Characters shown of a user message that is given by reference."""
 
@@ -125,11 +128,14 @@ def user_messages(ledger: Ledger, user_tokens: int, left: Counter[str]) -> Itera
     """Earlier user messages within ``user_tokens`` (bytes / 4): the first, prohibitions and exact
     identifiers, others.
 
-    Messages of the current request are not repeated. What does not fit whole is shown by reference, else
-    counted.
+    Messages of the current request are not repeated, nor one that is the goal word for word. What does not fit
+    whole is shown by reference, else counted.
     """
+    goal = ledger.task.goal.strip()
     messages: list[UserMessage] = [
-        item for item in ledger.active["user"].values() if item.id not in ledger.active["request"]
+        item
+        for item in ledger.active["user"].values()
+        if item.id not in ledger.active["request"] and item.text.strip() != goal
     ]
     room = user_tokens * 4
     for message in sorted(messages, key=lambda item: (-item.rank, -item.position)):
@@ -147,16 +153,21 @@ def user_messages(ledger: Ledger, user_tokens: int, left: Counter[str]) -> Itera
 def statements(
     checkpoint: StateCheckpoint | None, dead: Callable[[str], bool], left: Counter[str]
 ) -> Iterator[Piece]:
-    """The summary's statements without those whose refs are all dead; the oldest of a kind go first."""
+    """The summary's statements without those whose refs are all dead; the oldest of a kind go first, the
+    narrative last."""
     if checkpoint is None:
         return
     summary = checkpoint.summary
-    kinds: tuple[tuple[str, Sequence[Statement]], ...] = (
-        ("summary.completed", summary.completed),
-        ("summary.observations", summary.observations),
-        ("summary.inferences", summary.inferences),
+    if summary.narrative:
+        yield Piece(slot="summary.narrative", order=0, value=summary.narrative, rank=_SUMMARY)
+    newest = max(0, len(summary.inferences) - CONCLUSIONS)
+    kinds: tuple[tuple[str, Sequence[Statement], int], ...] = (
+        ("summary.completed", summary.completed, 0),
+        ("summary.inferences", summary.inferences[newest:], newest),
+        ("summary.observations", summary.observations, 0),
+        ("summary.inferences", summary.inferences[:newest], 0),
     )
-    for slot, found in kinds:
+    for slot, found, first in kinds:
         for index in reversed(range(len(found))):
             statement = found[index]
             if statement.refs and all(dead(ref) for ref in statement.refs):
@@ -164,12 +175,10 @@ def statements(
             else:
                 yield Piece(
                     slot=slot,
-                    order=index,
+                    order=first + index,
                     value={"text": statement.text, "refs": list(statement.refs)},
                     rank=_SUMMARY,
                 )
-    if summary.narrative:
-        yield Piece(slot="summary.narrative", order=0, value=summary.narrative, rank=_SUMMARY)
 
 
 def recent(items: Sequence[Recent]) -> Iterator[Piece]:

@@ -20,6 +20,7 @@ from sidecar.core.budget import (
     at_least,
     expect,
     level_of,
+    took_up,
 )
 from sidecar.core.trimming import Cleared, Trimming
 
@@ -64,6 +65,12 @@ class Course(Struct, kw_only=True):
     """What the agent has not taken up yet."""
     samples_since_commit: int = 0
     not_applied_said: bool = False
+    waiting_used: int = 0
+    waiting_least: int = 0
+    """The figure before the packet is taken up, and what that must save at the very least."""
+    taken_used: int = 0
+    taken_total: int = 0
+    """The figure before it was, and the tokens observed until then; 0 once its effect was seen."""
 
     attempts: int = 0
     failures: int = 0
@@ -72,6 +79,8 @@ class Course(Struct, kw_only=True):
     fallback_failed: bool = False
 
     ineffective: str = ""
+    ineffective_times: int = 0
+    """In a row: each time twice as much has to come before it is tried again."""
     ineffective_window: int = 0
     ineffective_used: int = 0
     ineffective_total: int = 0
@@ -139,23 +148,39 @@ class Compact(Struct, frozen=True, kw_only=True):
     missing_artifacts: tuple[str, ...] = ()
 
 
-def follow(course: Course, budget: Budget, observed: Observed, settings: BudgetSettings) -> bool:
-    """Note what an event did to the figure; true when ``not_applied`` has to be said now, once per packet."""
+def follow(
+    course: Course, budget: Budget, observed: Observed, settings: BudgetSettings
+) -> Literal["not_applied", "ineffective"] | None:
+    """Note what an event did to the figure; what has to be said now: that a packet is not taken up, once for
+    each, or that it was and the context is as large as before."""
     if observed.took_up:
+        if course.awaiting_take_up and not observed.sampled:
+            course.taken_used, course.taken_total = course.waiting_used, budget.total.tokens
         course.awaiting = ""
         course.samples_since_commit = 0
         course.not_applied_said = False
         course.shadow_saved = 0
         course.planned = ""
         course.wanted_at, course.asked = None, False
-    elif observed.sampled and course.awaiting_take_up:
-        course.samples_since_commit += 1
+    elif course.awaiting_take_up:
+        course.waiting_used = observed.used
+        course.samples_since_commit += observed.sampled
+    elif observed.sampled and course.taken_used:
+        came = round((budget.total.tokens - course.taken_total) * budget.scale())
+        saved = course.taken_used - (observed.used - came)
+        enough = saved >= course.waiting_least
+        course.taken_used = 0
+        if enough:
+            course.ineffective_times = 0
+        elif at_least(budget.level, "compact"):
+            mark_ineffective(course, budget, "no_gain")
+            return "ineffective"
     if course.ineffective and really_changed(course, budget, settings):
         course.ineffective = ""
     if course.not_applied and not course.not_applied_said:
         course.not_applied_said = True
-        return True
-    return False
+        return "not_applied"
+    return None
 
 
 def committed(
@@ -180,20 +205,33 @@ def committed(
     course.ineffective = course.deferred = course.planned = ""
     if live:
         course.packet_tokens = packet_tokens
-        _await(course, "compaction")
+        _await(course, budget, "compaction")
         expect(budget, packet_tokens=packet_tokens, tail_tokens=tail_tokens)
     else:
         course.shadow_saved += max(0, plan.range_tokens + course.packet_tokens - packet_tokens)
         course.packet_tokens = packet_tokens
 
 
-def inherited(course: Course, budget: Budget, *, packet_tokens: int, tail_tokens: int) -> None:
-    """The newest checkpoint is another owner's: unless the history shows that its packet was taken up, it
-    is still waited for. Call once the history up to now is observed."""
+def inherited(
+    course: Course,
+    budget: Budget,
+    settings: BudgetSettings,
+    what: Literal["compaction", "trim"],
+    *,
+    said_at: int,
+    packet_tokens: int,
+    tail_tokens: int,
+) -> None:
+    """The history was last shortened by another owner, in a packet of position ``said_at``: unless the messages
+    since show that it was taken up, it is still waited for. Call once the history up to now is observed."""
     course.packet_tokens = packet_tokens
-    if budget.taken_up is None or budget.taken_up.position <= course.covers_through:
-        _await(course, "compaction")
+    taken = budget.taken_up
+    if taken is None or taken.position <= max(course.covers_through, said_at):
+        _await(course, what)
         expect(budget, packet_tokens=packet_tokens, tail_tokens=tail_tokens)
+    elif budget.sample is None:
+        # Taken up when it was not known here what would be left, and no report has said so since.
+        took_up(budget, packet_tokens=packet_tokens, tail_tokens=tail_tokens, settings=settings)
 
 
 def trimmed(course: Course, budget: Budget, plan: Trim, *, live: bool = True) -> None:
@@ -202,7 +240,7 @@ def trimmed(course: Course, budget: Budget, plan: Trim, *, live: bool = True) ->
     course.planned = course.deferred = ""
     course.wanted_at, course.asked = None, False
     if live:
-        _await(course, "trim")
+        _await(course, budget, "trim", plan.saved_tokens // 2)
         left = max(0, budget.used() - budget.fixed - plan.saved_tokens)
         budget.expected = Expected(left, budget.total)
     else:
@@ -259,8 +297,9 @@ def falls_back(course: Course, settings: BudgetSettings, *, now: float) -> bool:
 
 
 def mark_ineffective(course: Course, budget: Budget, reason: str) -> None:
-    """Compaction cannot help: stop until window, figure or material really change."""
+    """Compaction cannot help, or did not: stop until window, figure or material really change."""
     course.ineffective = reason
+    course.ineffective_times += 1
     course.ineffective_window = budget.window
     course.ineffective_used = budget.used()
     course.ineffective_total = budget.total.tokens
@@ -271,7 +310,7 @@ def mark_ineffective(course: Course, budget: Budget, reason: str) -> None:
 def really_changed(course: Course, budget: Budget, settings: BudgetSettings) -> bool:
     """Whether something moved since compaction was found to be ineffective that may make it worth while."""
     usable = budget.usable(settings)
-    material = max(keep_recent(budget, settings), usable // 10)
+    material = max(keep_recent(budget, settings), usable // 10) << max(0, min(course.ineffective_times, 6) - 1)
     return (
         budget.window != course.ineffective_window
         or LEVELS.index(budget.level) > LEVELS.index(course.ineffective_level)
@@ -296,7 +335,12 @@ def keep_recent(budget: Budget, settings: BudgetSettings) -> int:
     return min(settings.keep_recent_tokens, budget.window // 10)
 
 
-def _await(course: Course, what: Literal["compaction", "trim"]) -> None:
+def _await(
+    course: Course, budget: Budget, what: Literal["compaction", "trim"], least: int | None = None
+) -> None:
+    course.waiting_used = budget.used()
+    floor = round(USED_FLOOR * course.waiting_used)
+    course.waiting_least = floor if least is None else min(least, floor)
     course.awaiting = what
     course.samples_since_commit = 0
     course.not_applied_said = False

@@ -18,17 +18,17 @@ from msgspec import Struct
 from protocol.codec import encode
 from protocol.content import NextAction
 from protocol.redaction import holds_secret
-from protocol.summary import Exchange, Statement, SummarizeRequest, Summary
+from protocol.summary import Statement, SummarizeRequest, Summary
 from sidecar.core.claims import Rules, Sources, looks_raw
 from sidecar.core.excerpt import clip, cut_at_sentence, plain
-from sidecar.core.findings import FileRead, Finding, findings, spoken
+from sidecar.core.findings import Finding, Verb, announces, findings, short_ref, spoken
 from sidecar.core.tokens import BYTES_PER_TOKEN
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 
 NARRATIVE_CHARS: Final = 480
-READS_TOGETHER: Final = 8
-"""Files read without more to say about them share a statement."""
+TOGETHER: Final = 8
+"""Files read, or commands run, without more to say about them share a statement."""
 
 _OLD_SHARE = 0.5
 """Part of the room that statements of the previous summary may take while new ones still want it."""
@@ -60,7 +60,7 @@ def digest(request: SummarizeRequest) -> Summary:
     """
     ledger = _ledger(request.ledger)
     rules = Rules(_list(_map(ledger, "task"), "constraints"))
-    texts = {ref_of(item): item.text for item in request.exchanges}
+    texts = {short_ref(item): item.text for item in request.exchanges}
     found = findings(request.exchanges)
     candidates = _old(request.previous, rules)
     candidates += _new(found, rules, texts, start=len(candidates))
@@ -68,6 +68,8 @@ def digest(request: SummarizeRequest) -> Summary:
     narrative = _narrative(request, rules, max(0, room // 4))
     frame = len(encode(((), (), (), narrative)))
     chosen = _choose(candidates, room - frame)
+    if narrative and any(_says(candidate, narrative) for candidate in chosen):
+        narrative = ""
     if not chosen and not narrative:
         narrative = _clip_bytes("Nothing in this range needs a statement.", max(0, room - 16))
     return Summary(
@@ -92,11 +94,6 @@ def digest(request: SummarizeRequest) -> Summary:
         next_action=_next_action(ledger),
         narrative=narrative,
     )
-
-
-def ref_of(item: Exchange) -> str:
-    """The ref that names an item's message."""
-    return f"event:{item.event_id}" if item.event_id else f"pos:{item.position}"
 
 
 # --- statements ------------------------------------------------------------------------------------------
@@ -126,32 +123,42 @@ def _new(found: Sequence[Finding], rules: Rules, texts: Mapping[str, str], *, st
 
 
 def _together(found: Sequence[Finding]) -> list[Finding]:
-    """Files read with nothing more to say, several to a statement, at the place of the last of them."""
+    """Files read and commands run with nothing more to say, several to a statement, at the place of the last."""
     out: list[tuple[int, Finding]] = []
-    files: list[FileRead] = []
-    last = 0
+    waiting: dict[str, list[tuple[int, Finding]]] = {}
     for index, finding in enumerate(found):
-        if finding.read is None:
+        if finding.alike is None:
             out.append((index, finding))
             continue
-        files.append(finding.read)
-        last = index
-        if len(files) == READS_TOGETHER:
-            out.append((index, _reads(files)))
-            files = []
-    if files:
-        out.append((last, _reads(files)))
+        row = waiting.setdefault(finding.alike.verb, [])
+        row.append((index, finding))
+        if len(row) == TOGETHER:
+            out.append((index, _shared([item for _, item in row])))
+            row.clear()
+    out += ((row[-1][0], _shared([item for _, item in row])) for row in waiting.values() if row)
     return [finding for _, finding in sorted(out, key=lambda pair: pair[0])]
 
 
-def _reads(files: Sequence[FileRead]) -> Finding:
-    names = ", ".join(json.dumps(file.path, ensure_ascii=False) for file in files)
+_SHARED: Final[dict[Verb, tuple[str, str]]] = {
+    "read": ("read ", ""),
+    "ran": ("ran ", ": each ok"),
+    "searched": ("searched for ", ": each ok"),
+}
+
+
+def _shared(found: Sequence[Finding]) -> Finding:
+    """One statement for all of them."""
+    alike = [finding.alike for finding in found if finding.alike is not None]
+    verb = alike[0].verb
+    if len(found) == 1 and verb != "read":
+        return found[0]
+    begin, end = _SHARED[verb]
+    names = ", ".join(json.dumps(item.subject, ensure_ascii=False) for item in alike)
     return Finding(
         section="observations",
-        text=f"read {names}",
-        refs=tuple(file.ref for file in files),
-        rank=20,
-        read=None,
+        text=f"{begin}{names}{end}",
+        refs=tuple(dict.fromkeys(ref for item in alike for ref in item.refs)),
+        rank=max(finding.rank for finding in found),
     )
 
 
@@ -205,18 +212,29 @@ def _choose(candidates: Sequence[_Candidate], room: int) -> list[_Candidate]:
     return sorted(chosen, key=lambda candidate: candidate.order)
 
 
+def _says(candidate: _Candidate, narrative: str) -> bool:
+    """Whether a statement quotes the same words already."""
+    return candidate.section == "inferences" and candidate.statement.text.endswith(
+        narrative.partition(": ")[2][:-1]
+    )
+
+
 def _section(chosen: Iterable[_Candidate], section: str) -> tuple[Statement, ...]:
     return tuple(candidate.statement for candidate in chosen if candidate.section == section)
 
 
 def _narrative(request: SummarizeRequest, rules: Rules, room: int) -> str:
-    """Where the conversation stood, in two quoted sentences at most."""
+    """Where the conversation stood: what the agent last said, in its first sentences."""
     sentences: list[str] = []
-    for label, role in (("Last user message", "user"), ("Last message of the agent", "assistant")):
-        last = next((item for item in reversed(request.exchanges) if item.role == role), None)
-        quote = spoken(last.text) if last is not None else ""
-        if quote:
-            sentences.append(f"{label}: {json.dumps(quote, ensure_ascii=False)}.")
+    spoke = [item for item in request.exchanges if item.role == "assistant" and item.text.strip()]
+    last = next((item for item in reversed(spoke) if not announces(item.text)), spoke[-1] if spoke else None)
+    label = "The agent last wrote"
+    if last is None:
+        label = "The user last wrote"
+        last = next((item for item in reversed(request.exchanges) if item.role == "user"), None)
+    quote = spoken(last.text, NARRATIVE_CHARS - len(label) - 8) if last is not None else ""
+    if quote:
+        sentences.append(f"{label}: {json.dumps(quote, ensure_ascii=False)}.")
     if not sentences and request.previous is not None:
         sentences.append(cut_at_sentence(plain(request.previous.narrative), NARRATIVE_CHARS))
     kept = [

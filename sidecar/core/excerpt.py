@@ -26,6 +26,13 @@ _ERROR = re.compile(
     r"|unable|timed out|traceback|abort(?:ed)?|killed|assert)\b",
     re.IGNORECASE,
 )
+_EXIT_CODE = re.compile(r"^(?:process )?(?:exit(?:ed)?(?: with)?) (?:code|status)[: ]*-?\d+$", re.IGNORECASE)
+"""A line that only repeats that it failed."""
+_SESSION_HEAD = re.compile(r"^Chunk ID: [^\n]*\n(?:[^\n]*\n){0,6}?Output:\n")
+"""What a terminal session writes before what the command printed."""
+_HEADING = re.compile(r"^#{1,6} ")
+_CRY = re.compile(r"^(?:[\w’']+[,\s]*){1,3}[!👍✅🎉]+\s*(?=\S)")
+"""A short exclamation before what is said."""
 _TRACEBACK_HEAD = "Traceback (most recent call last)"
 _SENTENCE_END = re.compile(r"[.!?…。！？](?=[\s\"')\]]|$)")
 
@@ -67,13 +74,34 @@ def content_text(content: Content) -> str:
 
 def error_line(text: str, limit: int = NOTE_CHARS) -> str:
     """The first line that tells of an error, else the first line that is not empty; clipped."""
-    first = ""
-    for line in _lines(text):
-        if not first:
-            first = line
+    first = exit_code = ""
+    for line in _lines(printed(text)):
+        if _EXIT_CODE.match(line):
+            exit_code = exit_code or line
+            continue
+        first = first or line
         if _ERROR.search(line) and not line.startswith(_TRACEBACK_HEAD):
             return clip(line, limit)
-    return clip(first, limit)
+    return clip(first or exit_code, limit)
+
+
+def printed(text: str) -> str:
+    """The text without the head that a terminal session puts before a command's output."""
+    head = _SESSION_HEAD.match(text)
+    return text[head.end() :] if head is not None else text
+
+
+def substance(text: str) -> str:
+    """A message up to its first block of code, without headings and exclamations before its first sentence; the
+    whole if nothing is left then."""
+    rest = text.partition("\n```")[0]
+    while True:
+        line, _, after = rest.lstrip().partition("\n")
+        if not after.strip() or not _HEADING.match(line):
+            break
+        rest = after
+    rest = rest.lstrip()
+    return _CRY.sub("", rest, count=1) or rest or text
 
 
 def last_line(text: str, limit: int = NOTE_CHARS) -> str:
@@ -95,7 +123,7 @@ def only_line(text: str, limit: int = NOTE_CHARS) -> str | None:
 
 def first_sentence(text: str, limit: int = NOTE_CHARS) -> str:
     """The beginning of a text up to the end of its first sentence or line, clipped."""
-    for line in _lines(text):
+    for line in _lines(substance(text)):
         found = _SENTENCE_END.search(line)
         return clip(line[: found.end()] if found is not None else line, limit)
     return ""

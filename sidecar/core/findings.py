@@ -25,10 +25,16 @@ from sidecar.core.excerpt import (
     last_line,
     only_line,
     plain,
+    printed,
+    substance,
 )
 
 SUBJECT_CHARS: Final = 140
+CONCLUSION_CHARS: Final = 320
+"""Of what the agent said at the end of a turn."""
 MOST_REFS: Final = 8
+_LONGEST_ID = 16
+"""A longer event id is not repeated: its position names the message as well."""
 _LOOKED_AT = 2_000
 
 _COMMANDS = ("command", "cmd", "script", "shell")
@@ -46,21 +52,45 @@ _TELLING = re.compile(
 )
 _PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$", re.MULTILINE)
 _TOOL = re.compile(r"[\w.:/-]{1,64}")
+_PLANS = re.compile(r"todo|update_plan|task_?(?:create|update|list)", re.IGNORECASE)
+"""Tools that keep the plan: it stands in the packet as a plan."""
+_DESCRIBED = ("description", "title", "task", "prompt")
+_SHOWN_BY = re.compile(
+    r"^(?:cat|head|tail|nl|bat|sed -n)(?: -{1,2}[\w=]+| \d+)*(?: ['\"]?[\d,$]+p['\"]?)? "
+    r"['\"]?((?:[\w.@~+-]*/)*[\w.@+-]+)['\"]?$"
+)
+"""A command that only shows one file."""
+_ANNOUNCES = re.compile(
+    r"^(?:(?:ok(?:ay)?|now|next|first|then|so|great|good|perfect|excellent|alright|sure)[,.!:]?\s+)*"
+    r"(?:let me|let['’]s|i['’]ll|i will|i am going to|i['’]m (?:going|about) to|i need to|i should|next,? i|now,? i"
+    r"|i['’]m now|next comes)\b",
+    re.IGNORECASE,
+)
+_SESSION = re.compile(r"\bsession ID:? (\d{1,12})\b")
+_SESSION_NAMES = ("session_id", "shell_id", "bash_id")
 
 
-class FileRead(Struct, frozen=True):
-    path: str
-    ref: str
+Verb = Literal["read", "ran", "searched"]
+_VERBS: Final[dict[str, Verb]] = {"read": "read", "command": "ran", "search": "searched"}
+
+
+class Alike(Struct, frozen=True):
+    """Something of which several share a statement: a file ``read``, a command ``ran`` or a pattern ``searched``
+    with nothing to tell."""
+
+    verb: Verb
+    subject: str
+    refs: tuple[str, ...]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One statement to be; ``rank`` is its worth, ``read`` set where it only says that a file was read."""
+    """One statement to be; ``rank`` is its worth, ``alike`` set where it may share one with others."""
 
     section: Literal["completed", "observations", "inferences"]
     text: str
     refs: tuple[str, ...]
     rank: int
-    read: FileRead | None = None
+    alike: Alike | None = None
 
 
 class _Call(Struct, kw_only=True):
@@ -88,20 +118,23 @@ def findings(items: Sequence[Exchange]) -> list[Finding]:
     """In the order of the range; the outcome of what was done several times stands at the last time."""
     found: list[tuple[int, Finding]] = []
     open_calls: dict[str, list[_Call]] = {}
+    sessions: dict[str, _Call] = {}
     done: dict[tuple[str, str, str], list[tuple[int, _Call]]] = {}
     for index, item in enumerate(items):
-        ref = f"event:{item.event_id}" if item.event_id else f"pos:{item.position}"
+        ref = short_ref(item)
         match item.type:
             case "message":
-                said = _said(item, ref)
+                said = _said(item, ref, concludes=_concludes(items, index))
                 if said is not None:
                     found.append((index, said))
             case "tool.called":
-                call_id, call = _called(item, ref)
-                open_calls.setdefault(call_id, []).append(call)
-                done.setdefault(call.key, []).append((index, call))
+                call_id, call, arguments = _called(item, ref)
+                earlier = _going_on(arguments, sessions)
+                open_calls.setdefault(call_id, []).append(earlier or call)
+                if earlier is None and not _PLANS.search(call.tool):
+                    done.setdefault(call.key, []).append((index, call))
             case "tool.returned":
-                _returned(item, ref, open_calls)
+                _returned(item, ref, open_calls, sessions)
             case _:
                 pass
     found += ((calls[-1][0], _outcome([call for _, call in calls])) for calls in done.values())
@@ -109,33 +142,61 @@ def findings(items: Sequence[Exchange]) -> list[Finding]:
     return [finding for _, finding in found]
 
 
-def spoken(text: str) -> str:
-    """The first sentences of a message, as many as fit into a quote."""
-    return cut_at_sentence(plain(text[:_LOOKED_AT]), NOTE_CHARS) or first_sentence(text)
+def short_ref(item: Exchange) -> str:
+    """The ref that names an item's message: by its id, or by its position where that is much shorter."""
+    if item.event_id and len(item.event_id) <= _LONGEST_ID:
+        return f"event:{item.event_id}"
+    return f"pos:{item.position}"
 
 
-def _said(item: Exchange, ref: str) -> Finding | None:
-    if item.role == "user":
-        quote = clip(plain(item.text[:_LOOKED_AT]), NOTE_CHARS)
-        told = Finding(section="observations", text=f"the user wrote {_q(quote)}", refs=(ref,), rank=40)
-        return told if quote else None
-    if item.role == "assistant":
-        quote = spoken(item.text)
-        told = Finding(section="inferences", text=f"the agent wrote {_q(quote)}", refs=(ref,), rank=25)
-        return told if quote else None
-    return None
+def spoken(text: str, limit: int = NOTE_CHARS) -> str:
+    """The first sentences of a message that say something, as many as fit into a quote."""
+    said = substance(text[:_LOOKED_AT])
+    return cut_at_sentence(plain(said), limit) or clip(plain(said), limit)
 
 
-def _called(item: Exchange, ref: str) -> tuple[str, _Call]:
+def announces(text: str) -> bool:
+    """Whether a message only says what comes next."""
+    said = plain(substance(text[:_LOOKED_AT]))
+    return len(said) <= NOTE_CHARS and _ANNOUNCES.match(said) is not None
+
+
+def _concludes(items: Sequence[Exchange], index: int) -> bool:
+    """Whether a message is the last of its turn."""
+    following = items[index + 1] if index + 1 < len(items) else None
+    return following is None or (following.type == "message" and following.role == "user")
+
+
+def _said(item: Exchange, ref: str, *, concludes: bool) -> Finding | None:
+    """What the agent said. What the user said stands in the packet by itself, in the user's words."""
+    if item.role != "assistant" or announces(item.text):
+        return None
+    quote = spoken(item.text, CONCLUSION_CHARS if concludes else NOTE_CHARS)
+    rank = 55 if concludes else 25
+    told = Finding(section="inferences", text=f"the agent wrote {_q(quote)}", refs=(ref,), rank=rank)
+    return told if quote else None
+
+
+def _going_on(arguments: Any, sessions: dict[str, _Call]) -> _Call | None:
+    """The earlier call whose output a call only waits for."""
+    if not isinstance(arguments, dict) or arguments.get("chars"):
+        return None
+    named = next((str(arguments[name]) for name in _SESSION_NAMES if name in arguments), None)
+    return None if named is None else sessions.get(named)
+
+
+def _called(item: Exchange, ref: str) -> tuple[str, _Call, Any]:
     head, _, rest = item.text.partition("\n")
     words = head.split(" ", 2)
     call_id, tool = (words[1], words[2]) if len(words) == 3 and words[0] == "call" else ("", plain(head))
     arguments = _decode(rest)
     kind, subject = _subject(tool, arguments, rest)
-    return call_id, _Call(ref=ref, tool=tool, kind=kind, subject=subject)
+    return call_id, _Call(ref=ref, tool=tool, kind=kind, subject=subject), arguments
 
 
-def _returned(item: Exchange, ref: str, open_calls: dict[str, list[_Call]]) -> None:
+def _returned(
+    item: Exchange, ref: str, open_calls: dict[str, list[_Call]], sessions: dict[str, _Call]
+) -> None:
     head, _, rest = item.text.partition("\n")
     words = head.split(" ")
     if len(words) < 3 or words[0] != "result":
@@ -149,7 +210,10 @@ def _returned(item: Exchange, ref: str, open_calls: dict[str, list[_Call]]) -> N
         line, _, rest = rest.partition("\n")
         conclusion = _decode(line.removeprefix("conclusion "))
         call.conclusion = first_sentence(conclusion) if isinstance(conclusion, str) else ""
-    call.output = rest
+    call.output = printed(rest)
+    session = _SESSION.search(rest[:_LOOKED_AT])
+    if session is not None:
+        sessions[session[1]] = call
     if call.status != "pending":
         calls.pop()
 
@@ -175,7 +239,8 @@ def _subject(
         # An editor's verb, not a shell's command.
         tool, command = command, ""
     if command:
-        return "command", clip(command, SUBJECT_CHARS)
+        shows = _SHOWN_BY.match(command)
+        return ("read", clip(shows[1], SUBJECT_CHARS)) if shows else ("command", clip(command, SUBJECT_CHARS))
     query = _first(fields, _QUERIES)
     if path and _WRITES.search(tool):
         return "write", clip(path, SUBJECT_CHARS)
@@ -183,6 +248,9 @@ def _subject(
         return "search", clip(query, SUBJECT_CHARS)
     if path:
         return ("read" if _READS.search(tool) else "other"), clip(path, SUBJECT_CHARS)
+    described = _first(fields, _DESCRIBED)
+    if described:
+        return "other", clip(described, SUBJECT_CHARS)
     return "other", clip(plain(raw[:1_000]), SUBJECT_CHARS) if fields or arguments is None else ""
 
 
@@ -218,15 +286,15 @@ def _outcome(calls: Sequence[_Call]) -> Finding:
             refs.append(earlier.result_ref)
             rank += 5
     done = last.kind == "write" and last.status == "ok"
-    read = None
-    if last.kind == "read" and last.status == "ok" and how == "ok":
-        read = FileRead(last.subject, last.ref)
+    alike = None
+    if last.status == "ok" and how == "ok" and last.kind in _VERBS:
+        alike = Alike(_VERBS[last.kind], last.subject, tuple(dict.fromkeys(refs)))
     return Finding(
         section="completed" if done else "observations",
         text=f"{what}: {how}",
         refs=tuple(dict.fromkeys(refs))[:MOST_REFS],
         rank=rank,
-        read=read,
+        alike=alike,
     )
 
 
@@ -257,7 +325,7 @@ def _how(call: _Call) -> tuple[str, int]:
         if call.kind == "search":
             return (f"ok, {_q(line)}" if line else "ok"), 20
         if not line:
-            return "ok", 30 if call.kind == "command" else 15
+            return "ok", 18 if call.kind == "command" else 15
         return f"ok, {_q(line)}", 40
     if call.status in ("none", "pending"):
         return "no result recorded", 45

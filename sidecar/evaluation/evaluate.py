@@ -31,8 +31,8 @@ Progress = Callable[[str, int, int], None]
 
 TITLES: Final = {make.name: make.title for make in WITHOUT_LEDGER} | {
     "digest": "Watchkeeper, digest",
-    "scripted": "Watchkeeper, careless model",
-    "model": "Watchkeeper, configured model",
+    "scripted": "Watchkeeper, rash model",
+    "model": "Watchkeeper, your model",
 }
 """Every strategy by the name it is asked for."""
 WITH_LEDGER: Final = ("digest", "scripted", "model")

@@ -51,20 +51,17 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
 
 
 def _strategies(found: Evaluation) -> Table:
-    table = Table(title=f"{len(found.scenarios)} scenarios", title_justify="left")
-    table.add_column("what is left by")
-    for name in (
-        "answers right",
-        "protected kept after 1",
-        "after 5",
-        "after 10",
-        "disallowed allowed",
-        "unknown as done",
-        "facts lost",
-        "wrongly refused",
-        "tokens",
-    ):
-        table.add_column(name, justify="right")
+    table = Table(
+        title=f"{len(found.scenarios)} scenarios, compacted up to "
+        f"{max((moment.after for moment in found.moments), default=0)} times",
+        title_justify="left",
+        caption="right: answers. kept: protected items after so many compactions. allowed: what is not allowed.\n"
+        "done: an unknown outcome told as done. lost: facts. refused: what is allowed. tokens: of the context.",
+        caption_justify="left",
+    )
+    table.add_column("strategy", no_wrap=True)
+    for name in ("right", "kept 1", "kept 5", "kept 10", "allowed", "done", "lost", "refused", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
     for item in found.figures:
         harm = item.harms
         table.add_row(
@@ -82,10 +79,10 @@ def _strategies(found: Evaluation) -> Table:
 
 
 def _covers(figures: Sequence[Figures]) -> Table:
-    table = Table(title="answers right, by what a scenario is about", title_justify="left")
-    table.add_column("about")
+    table = Table(title="right answers, by what a scenario is about", title_justify="left")
+    table.add_column("about", no_wrap=True)
     for item in figures:
-        table.add_column(escape(item.title), justify="right")
+        table.add_column(item.strategy, justify="right", no_wrap=True)
     for name in figures[0].by_covers:
         table.add_row(
             name.replace("_", " "), *(percent(*item.by_covers.get(name, (0, 0))) for item in figures)
@@ -94,14 +91,20 @@ def _covers(figures: Sequence[Figures]) -> Table:
 
 
 def _facts(facts: Sequence[FactShares]) -> Table:
-    table = Table(title="facts of the covered history", title_justify="left")
-    for name in ("what is left by", "kind"):
-        table.add_column(name)
-    for name in ("facts", "in context", "by a ref", "by search", "lost", "top 3 of search"):
-        table.add_column(name, justify="right")
+    table = Table(
+        title="facts of the covered history, each counted once",
+        title_justify="left",
+        caption="in context: in packet or tail. by ref: one fetch away. by search: among the first three hits.\n"
+        "top 3: among the first three hits of a search, whether it is in the packet or not.",
+        caption_justify="left",
+    )
+    for name in ("strategy", "kind"):
+        table.add_column(name, no_wrap=True)
+    for name in ("facts", "in context", "by ref", "by search", "lost", "top 3"):
+        table.add_column(name, justify="right", no_wrap=True)
     for item in sorted(facts, key=lambda item: list(TITLES).index(item.strategy)):
         table.add_row(
-            escape(TITLES[item.strategy]),
+            item.strategy,
             item.kind,
             str(item.facts),
             *(

@@ -12,12 +12,11 @@ import resource
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
 
-from benchmarks.talking import Json, Marks, cpu_seconds, say, serve
+from benchmarks.talking import Json, Marks, cpu_seconds, resident_mib, say, serve
 from sidecar import logs
 from sidecar.app import Daemon
 from sidecar.config import load_config
@@ -25,14 +24,6 @@ from sidecar.desk import Desk
 from storage.records import Cursor
 
 _PROBE_SECONDS = 0.001
-
-
-def resident_mib(pid: int | str = "self") -> float:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 class Watch:

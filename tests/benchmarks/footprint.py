@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import httpx
 
-from benchmarks.daemon_child import resident_mib
 from benchmarks.figures import Row, at_most, ratios
 from benchmarks.load import fill
 from benchmarks.material import LANE, TENANT, Material
 from benchmarks.places import Run, broker, copied, daemon, prepared, turned
+from benchmarks.talking import resident_mib
 from support.daemon import DaemonProcess
 
 _EACH = 2

@@ -21,7 +21,7 @@ from benchmarks.material import LANE, TENANT
 from benchmarks.sizes import Sizes
 from benchmarks.talking import Child
 from protocol import subjects
-from sidecar.transport.topology import _desired, ensure_streams
+from sidecar.transport.topology import ensure_streams
 from support.links import linked
 from support.nats_server import NatsServer
 
@@ -36,7 +36,6 @@ class Run:
     peers: Path
     """The interpreter that has the peers installed."""
     say: Callable[[str], None]
-    nice: bool = False
 
     def __post_init__(self) -> None:
         self._made = 0
@@ -72,12 +71,9 @@ async def begin_stream_at(url: str, first: int) -> str:
     """Make the inbound stream anew so that its first message has this sequence; when it was created, as the
     broker says it."""
     async with linked(url) as link:
+        config: dict[str, Any] = (await link.api(f"STREAM.INFO.{subjects.STREAM_IN}"))["config"]
         await link.api(f"STREAM.DELETE.{subjects.STREAM_IN}")
-        wanted: dict[str, Any] = _desired(1, 30 * 24 * 3600)[subjects.STREAM_IN]
-        made = await link.api(
-            f"STREAM.CREATE.{subjects.STREAM_IN}",
-            {"name": subjects.STREAM_IN, "first_seq": first, **wanted},
-        )
+        made = await link.api(f"STREAM.CREATE.{subjects.STREAM_IN}", {**config, "first_seq": first})
         return str(made["created"])
 
 

@@ -5,8 +5,7 @@ Small figures mean nothing: too short, and most sizes an aim speaks of are not r
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,6 @@ class Sizes:
     long_run: int
     """Messages of the run that is compacted while the event loop is watched."""
     pressure_seconds: float
-
-    def value(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 FULL = Sizes(

@@ -21,11 +21,10 @@ from typing import Any
 
 import nats
 
-from benchmarks.daemon_child import resident_mib
 from benchmarks.machine import described
 from benchmarks.material import LANE, TENANT, Material
 from benchmarks.places import broker, daemon
-from benchmarks.talking import Child
+from benchmarks.talking import Child, resident_mib
 
 Json = dict[str, Any]
 WINDOW = 24_000

@@ -132,6 +132,14 @@ def cpu_seconds() -> float:
     return time.process_time()
 
 
+def resident_mib(pid: int | str = "self") -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
 class Marks:
     """When how far was committed: (monotonic time, stream sequence), in order."""
 

@@ -189,6 +189,34 @@ async def test_k06_without_gain_the_same_input_triggers_once(harness: Harness, l
     assert len(harness.sent("notice", kind="not_applied")) == 1
 
 
+@pytest.mark.parametrize("go_on", [False, True], ids=["", "auto-continue"])
+async def test_k06_passes_that_win_nothing_stop_themselves(harness: Harness, life: Life, go_on: bool) -> None:
+    """Each packet is taken up, and the next request is half a percent smaller than before."""
+    harness.start()
+    used, taken = 3_000, 0
+    for number in range(50):
+        harness.tell("message", role="user", content="continue" if go_on else f"part {number}")
+        harness.tell("message", role="assistant", content=f"answer {number} " + "is fine. " * 400)
+        used = min(27_000, used + 1_000)
+        harness.tell("usage.reported", model="m", context_tokens=used, output_tokens=10)
+        await life.read_all()
+        await life.relayed()
+        packets = [item for item in harness.sent("packet") if item["reason"] in ("compacted", "trimmed")]
+        if len(packets) > taken:
+            taken = len(packets)
+            used = used * 995 // 1000
+            packet_id = packets[-1]["packet_id"]
+            harness.tell("context.replaced", by="agent", packet_id=packet_id, context_tokens=used)
+            if go_on:
+                harness.tell("message", role="user", content="continue")
+            await life.read_all()
+        harness.wait(5)
+    await life.relayed()
+    assert 0 < len(harness.script.asked) <= 6
+    assert "no_gain" in [item["reason"] for item in harness.sent("notice", kind="ineffective")]
+    assert (await life.view()).course.ineffective
+
+
 # --- K7 the summariser's own window (B18) -------------------------------------------------------------------------
 
 

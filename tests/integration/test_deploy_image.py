@@ -197,18 +197,19 @@ def test_it_holds_the_locked_packages_and_ours_and_no_other(image: Path) -> None
 
 
 def test_of_ours_it_holds_the_three_packages_whole(image: Path) -> None:
+    source = image.parent / "src"
     for package in ("protocol", "storage", "sidecar"):
-        wanted = {
-            str(path.relative_to(ROOT))
-            for path in (ROOT / package).rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
-        }
-        held = {
-            str(path.relative_to(site(image)))
-            for path in (site(image) / package).rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
-        }
-        assert held == wanted
+        assert held(site(image), package) == held(source, package)
+        assert f"{package}/py.typed" in held(site(image), package)
+
+
+def held(folder: Path, package: str) -> set[str]:
+    """The package's files in the folder, without what Python makes of them."""
+    return {
+        str(path.relative_to(folder))
+        for path in (folder / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def test_it_holds_no_tests_no_tools_and_nothing_left_over(image: Path) -> None:

@@ -98,6 +98,24 @@ async def test_a_foreign_lock_on_the_database_costs_readiness_and_no_restart(tmp
         await all_is_well(daemon)
 
 
+async def test_a_database_at_its_bound_costs_readiness_until_the_bound_is_raised(tmp_path: Path) -> None:
+    large = json.dumps(json.loads(event(0)) | {"content": "word " * 50_000}).encode()
+    async with ready(tmp_path, STORAGE__MAX_MIB="16") as (server, daemon), linked(server.url) as link:
+        for number in range(100):
+            text = large.replace(b'"e-0"', b'"e-%d"' % number)
+            await link.request("wk.v1.in.default.main.r.event", text)
+        assert "full" in await daemon.unready("storage main")
+        assert await daemon.metric("storage_full") == 1
+        assert (await status(daemon, "/healthz"))[0] == 200
+        assert (daemon.data_dir / DATABASE).stat().st_size <= 16 * 1024 * 1024
+        assert await daemon.stopped() == 0
+        daemon.starts -= 1
+        daemon.settings["STORAGE__MAX_MIB"] = "64"
+        daemon.start()
+        await all_is_well(daemon)
+        assert await daemon.metric("intake_lag_events") == 0
+
+
 @contextmanager
 def disk_that_can_hang(folder: Path) -> Iterator[Path]:
     """A file system of its own; ``fsfreeze`` holds every write to it, as a disk or a network volume may."""

@@ -29,7 +29,7 @@ def test_nothing_that_happens_to_the_daemon_shows_in_what_it_says(steps: Any, se
         one_thread.run(voyage.sail, steps, seed=seed)
 
 
-@law(50)
+@law(100)
 @given(legs(3, 5))
 def test_nor_beside_one_that_nothing_ever_happens_to(steps: Any) -> None:
     """The same with the driver's threads and a real clock, and a daemon beside it that only reads."""
@@ -54,7 +54,7 @@ async def _undisturbed(voyage: Voyage, harness: Harness) -> None:
             assert packet["checkpoint"] is None
 
 
-@law(4)
+@law(8)
 @given(PIECES, st.integers(0, 12), st.sampled_from(["before", "after", "refused"]), st.booleans(), SEEDS)
 def test_any_commit_of_a_compaction_may_be_the_last(
     pieces: Any, after: int, kind: str, asked: bool, seed: int

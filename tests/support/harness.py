@@ -335,9 +335,11 @@ class Life:
 
     async def settled(self) -> None:
         """Until no compaction is under way."""
+        pause = 0.0005
         with anyio.fail_after(30):
             while self.parts.compactor.running:
-                await anyio.sleep(0.0005)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, 0.01)
 
     async def relayed(self) -> None:
         """Until everything that was to be sent is sent."""

@@ -7,6 +7,7 @@ anew, and with them the list of public names, the alerts' cases and the dashboar
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, get_args
@@ -21,7 +22,7 @@ from sidecar.metric_labels import RESUME_CODES, RUN_CODES, SEVERITIES
 from sidecar.metric_surface import PREFIX, SURFACE
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-PAGES: Final = (ROOT / "README.md", ROOT / "deploy" / "reference.md")
+PAGES: Final = (ROOT / "README.md", ROOT / "deploy" / "reference.md", ROOT / "deploy" / "README.md")
 
 RUN_MEANINGS: Final = {
     "history_gap": (
@@ -180,6 +181,37 @@ def states() -> str:
     return transitions.render()
 
 
+def subjects(patterns: Iterable[str]) -> str:
+    """The subjects in a cell; what the daemon needs of JetStream's interface in words, since it is long."""
+    names = list(patterns)
+    shown = [f"`{name}`" for name in names if not name.startswith("$JS.")]
+    return ", ".join(shown) + (
+        ", and JetStream's interface for its own streams" if len(shown) < len(names) else ""
+    )
+
+
+def roles() -> str:
+    """What each party may say and hear, from the script that makes their credentials."""
+    script = runpy.run_path(str(ROOT / "deploy" / "nats" / "credentials.py"))
+    parties = {
+        "daemon (`keeper`)": script["keeper"]("TENANT"),
+        "agent (`agent-LANE`), an account each": script["agent"]("TENANT", "LANE"),
+        "authority (`authority`), an account": script["authority"]("TENANT"),
+        "summariser of kind `nats` (`summarizer`), in the daemon's account": script["summarizer"]("TENANT"),
+    }
+    return table(
+        ("party", "may publish", "may subscribe to"),
+        (
+            (
+                name,
+                subjects(may["publish"]) or "one answer to each request",
+                subjects(may["subscribe"]),
+            )
+            for name, may in parties.items()
+        ),
+    )
+
+
 TABLES_OF_PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration": configuration,
     "metrics": metrics,
@@ -188,6 +220,7 @@ TABLES_OF_PAGES: Final[dict[str, Callable[[], str]]] = {
     "resume": resume_checks,
     "authorize": authorize,
     "states": states,
+    "roles": roles,
 }
 _MARKED = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 

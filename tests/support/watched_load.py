@@ -132,6 +132,15 @@ async def what_is_refused(box: Box) -> None:
         await box.send(run, b"[]")
 
 
+async def backlog(box: Box, number: int = 6_000) -> None:
+    """More than is read in a moment: to be told while nobody reads."""
+    run = new_run("backlog")
+    for place in range(number):
+        told = event("boundary.marked", id=f"backlog-{place}", kind="other")
+        await box.client.publish(f"wk.v1.in.{box.tenant}.{box.lane}.{run}.event", json.dumps(told).encode())
+    await box.client.flush()
+
+
 async def secrets(box: Box) -> None:
     """Every kind that is known by its form."""
     run = await box.start(new_run("secrets"))

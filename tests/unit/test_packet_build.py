@@ -3,6 +3,7 @@ out."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from sidecar.core.state import (
     ConstraintItem,
     Evidence,
     Gap,
+    Ledger,
     Operation,
     Pause,
     Request,
@@ -357,3 +359,35 @@ def test_may_of_others(state: Any, may: str) -> None:
 def test_a_forbidden_operation_may_nothing() -> None:
     settings = Settings(forbidden_kinds=("deploy*",))
     assert _may(lambda ledger: None, settings=settings) == "none"
+
+
+@pytest.mark.parametrize("moment", ["2026-12-01T00:00:00+00:00", "2027-01-01T01:00:00+01:00"])
+def test_an_approval_whose_time_is_over_permits_no_dispatch_though_no_record_says_so(moment: str) -> None:
+    """The clock takes a permission away, and changes nothing else that is said."""
+
+    def approved(ledger: Ledger) -> None:
+        ledger.put(
+            "approval",
+            Approval(
+                id="a",
+                action="deploy",
+                operation_id="op",
+                state="granted",
+                uses_left=1,
+                expires_at="2026-12-01T00:00:00Z",
+            ),
+        )
+
+    before = datetime.fromisoformat("2026-11-30T23:59:59.999+00:00")
+    assert _may(approved) == _may(approved, now=before) == "dispatch"
+    assert _may(approved, now=datetime.fromisoformat(moment)) == "none"
+    ledger = started()
+    ledger.put("operation", Operation(id="op", kind="deploy", idempotency_key="k"))
+    approved(ledger)
+    early, late = (
+        build_packet(inputs(ledger, now=now)).packet for now in (before, datetime.fromisoformat(moment))
+    )
+    assert early.protected_digest == late.protected_digest
+    assert (early.verdict, early.blockers) == (late.verdict, late.blockers)
+    assert early.approvals == late.approvals
+    assert "may=none" in late.text

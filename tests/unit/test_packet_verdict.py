@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
+from protocol.asks import AskAuthorize
 from protocol.events import NextAction, Settings
 from protocol.handoff import Verdict
+from sidecar.core import gate
 from sidecar.core import verdict as verdicts
 from sidecar.core.state import (
     Approval,
@@ -165,6 +167,92 @@ def test_a_granted_approval_is_not_awaited() -> None:
         "approval", Approval(id="ap-a", action="deploy", operation_id="op-a", state="granted", uses_left=1)
     )
     assert _verdict(ledger) == "continue"
+
+
+D1, D2 = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+
+def _next(ledger: Ledger, verb: str = "call", **operation: Any) -> None:
+    fields = {"id": "op", "kind": "pay.out", "idempotency_key": "k", "payload_digest": D1} | operation
+    ledger.put("operation", Operation(**fields))
+    ledger.put("progress", Progress(next_action=NextAction(verb=verb, operation_id="op")))
+
+
+def _approve(ledger: Ledger, state: Any, **fields: Any) -> None:
+    known = {"id": "ap", "action": "pay.out", "payload_digest": D1, "uses_left": 1} | fields
+    ledger.put("approval", Approval(state=state, **known))
+
+
+PAYING = Lane(settings=Settings(approval_kinds=("pay.*",)))
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "code", "ref"),
+    [
+        (None, {}, "approval_missing", "operation:op"),
+        ("pending", {}, "approval_pending", "approval:ap"),
+        ("denied", {}, "approval_denied", "approval:ap"),
+        ("expired", {}, "approval_expired", "approval:ap"),
+        ("revoked", {}, "approval_revoked", "approval:ap"),
+        ("consumed", {"uses_left": 0}, "approval_consumed", "approval:ap"),
+        ("granted", {"payload_digest": D2}, "payload_mismatch", "approval:ap"),
+    ],
+)
+def test_the_next_action_waits_for_whatever_its_approval_lacks(
+    state: Any, fields: dict[str, Any], code: str, ref: str
+) -> None:
+    """The packet says what ``authorize`` would: the same code, and what clears it."""
+    ledger = started()
+    _next(ledger)
+    if state is not None:
+        _approve(ledger, state, **fields)
+    runs = {"r1": ledger}
+    (blocker,) = verdicts.blockers(PAYING, runs, "r1")
+    assert (blocker.code, blocker.ref) == (code, ref)
+    assert verdicts.verdict([blocker]) == "await_approval"
+    asked = gate.look(PAYING, runs, "r1", AskAuthorize(operation_id="op", dry_run=True))
+    assert asked.code == code
+    # Another approval clears every one of them.
+    _approve(ledger, "granted", id="ap2", operation_id="op", granted_at=9, position=9)
+    if state != "pending" or code != "approval_pending":
+        assert verdicts.blockers(PAYING, runs, "r1") == []
+    ledger.put("progress", Progress(next_action=NextAction(verb="call")))
+    assert verdicts.blockers(PAYING, runs, "r1") == []
+
+
+@pytest.mark.parametrize("state", ["denied", "expired", "revoked", "consumed"])
+def test_what_names_its_approval_needs_to_be_declared_anew(state: Any) -> None:
+    ledger = started()
+    _next(ledger, approval_id="ap")
+    _approve(ledger, state)
+    _approve(ledger, "granted", id="ap2", granted_at=9, position=9)
+    (blocker,) = verdicts.blockers(PAYING, {"r1": ledger}, "r1")
+    assert blocker.code == f"approval_{state}"
+    assert "another operation is declared" in blocker.clears_when
+
+
+@pytest.mark.parametrize("verb", ["ask_human", "inspect", "reconcile", "finish", "stop"])
+def test_what_does_not_do_the_operation_waits_for_no_approval_that_is_missing(verb: str) -> None:
+    ledger = started()
+    _next(ledger, verb)
+    assert verdicts.blockers(PAYING, {"r1": ledger}, "r1") == []
+    _approve(ledger, "pending")
+    assert [item.code for item in verdicts.blockers(PAYING, {"r1": ledger}, "r1")] == ["approval_pending"]
+
+
+@pytest.mark.parametrize("state", ["pending", "succeeded", "failed"])
+def test_what_has_begun_waits_for_no_approval(state: Any) -> None:
+    ledger = started()
+    _next(ledger, state=state)
+    _approve(ledger, "denied")
+    assert verdicts.blockers(PAYING, {"r1": ledger}, "r1") == []
+
+
+def test_an_approval_whose_time_is_over_blocks_once_the_ledger_says_so() -> None:
+    ledger = started()
+    _next(ledger)
+    _approve(ledger, "granted", expires_at="2001-01-01T00:00:00Z")
+    assert verdicts.blockers(PAYING, {"r1": ledger}, "r1") == []
 
 
 def test_waiting_for_nothing_named_waits_for_the_oldest_pending_approval() -> None:

@@ -25,13 +25,17 @@ class Run(Tape):
         self.course = Course()
         self.ledger = Ledger(Head(run="r", started=True, model=ModelInfo("m", window)))
         self.not_applied: list[int] = []
+        self.ineffective: list[int] = []
         super().__init__(window, settings)
 
     def add(self, type_: str, channel: str = "event", **fields: Any) -> Any:
         observed = super().add(type_, channel, **fields)
         self.ledger.head.position = self.count
-        if course.follow(self.course, self.budget, observed, self.settings):
+        told = course.follow(self.course, self.budget, observed, self.settings)
+        if told == "not_applied":
             self.not_applied.append(self.count)
+        elif told == "ineffective":
+            self.ineffective.append(self.count)
         return observed
 
     def decide(
@@ -366,6 +370,68 @@ def test_a_fixed_cost_above_the_trigger_is_ineffective_not_a_loop() -> None:
     run.add("model.changed", model={"name": "m3", "context_window": 34_000})
     assert run.course.ineffective == ""
     assert isinstance(run.decide(), Prepare)
+
+
+def _taken_up_to(run: Run, tokens: int) -> None:
+    """The next compaction, committed and taken up; the next request is reported as so large."""
+    run.commit(compact(run.plan("requested")))
+    run.take_up()
+    run.usage(tokens)
+
+
+def test_a_compaction_that_wins_nothing_is_told_and_not_repeated() -> None:
+    run = Run()
+    run.fill(70_000)
+    _taken_up_to(run, 69_500)
+    assert len(run.ineffective) == 1
+    assert run.course.ineffective == "no_gain"
+    assert run.decide() == Nothing()
+    # What has to come before the next try doubles with every one in a row.
+    waits = []
+    for _ in range(3):
+        came = 0
+        while run.decide() == Nothing():
+            run.user(words(2_000))
+            run.usage(70_000)
+            came += 1
+            assert came < 200
+        waits.append(came)
+        _taken_up_to(run, 69_500)
+    assert len(run.ineffective) == 4
+    assert waits == sorted(waits)
+    assert waits[2] >= 3 * waits[0]
+    # One that wins starts it over.
+    while run.decide() == Nothing():
+        run.user(words(2_000))
+        run.usage(70_000)
+    _taken_up_to(run, 30_000)
+    assert (run.course.ineffective, run.course.ineffective_times) == ("", 0)
+    assert len(run.ineffective) == 4
+
+
+def test_what_came_since_the_take_up_is_not_held_against_it() -> None:
+    run = Run()
+    run.fill(70_000)
+    run.commit(compact(run.plan("requested")))
+    run.take_up()
+    run.user(words(55_000))
+    run.usage(68_000)
+    assert run.ineffective == []
+    assert run.course.ineffective == ""
+
+
+def test_a_clearing_that_wins_what_it_promised_is_not_ineffective() -> None:
+    run = Run()
+    run.fill(76_000)
+    saved = 2_000
+    course.trimmed(run.course, run.budget, Trim(through=5, cleared=(), saved_tokens=saved))
+    run.take_up()
+    run.usage(76_000 - saved)
+    assert run.ineffective == []
+    course.trimmed(run.course, run.budget, Trim(through=6, cleared=(), saved_tokens=saved))
+    run.take_up()
+    run.usage(76_000 - saved)
+    assert len(run.ineffective) == 1
 
 
 def test_a_real_drop_clears_ineffective() -> None:

@@ -12,6 +12,7 @@ from protocol.events import RECORD_TYPES, type_of
 from protocol.schema import MESSAGES
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "v1"
+EARLIER = sorted((VECTORS / "earlier").glob("*.json"))
 KINDS = {name: (area, kind) for area, messages in MESSAGES.items() for name, kind in messages.items()}
 
 
@@ -21,8 +22,17 @@ def test_every_message_has_a_vector_and_every_vector_a_message() -> None:
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_a_vector_is_read_and_written_back_the_same(name: str) -> None:
+    read_and_written(name, (VECTORS / f"{name}.json").read_bytes())
+
+
+@pytest.mark.parametrize("path", EARLIER, ids=lambda path: path.stem)
+def test_what_was_written_before_a_field_was_added_is_read_still(path: Path) -> None:
+    """``<type>.<n>.json``: the vector as it was before; an optional field that is absent stays absent."""
+    read_and_written(path.stem.rpartition(".")[0], path.read_bytes())
+
+
+def read_and_written(name: str, payload: bytes) -> None:
     area, kind = KINDS[name]
-    payload = (VECTORS / f"{name}.json").read_bytes()
     value: object
     match area:
         case "in":
