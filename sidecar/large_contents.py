@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
+import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import Struct
@@ -43,6 +44,7 @@ class LargeContents:
         self._contents = contents
         self._kept: tuple[tuple[str, bytes, int], Whole] | None = None
         self._drop: asyncio.TimerHandle | None = None
+        self._lock = anyio.Lock()
 
     async def whole(self, run: str, message: StoredMessage) -> Whole | None:
         """The message with its whole content; None for one that has no other than its own.
@@ -56,17 +58,19 @@ class LargeContents:
         pieces = subjects.content_pieces(desk.tenant, desk.lane, run, blob.sha256)
         redactor = desk.redactor
         key = (pieces, message.entry.sha256, id(redactor))
-        if self._kept is not None and self._kept[0] == key:
-            self._keep(key, self._kept[1])
-            return self._kept[1]
-        raw = await self._contents.read(pieces, blob.bytes)
-        body = message.entry.body
-        if raw is None:
-            return Whole("gone", body)
-        found = await anyio.to_thread.run_sync(_joined, body, raw, blob, redactor)
-        if found.status != "digest_mismatch":
-            self._keep(key, found)
-        return found
+        # One at a time: who asks again while the first answer is made waits for it instead of making another.
+        async with self._lock:
+            if self._kept is not None and self._kept[0] == key:
+                self._keep(key, self._kept[1])
+                return self._kept[1]
+            raw = await self._contents.read(pieces, blob.bytes)
+            body = message.entry.body
+            if raw is None:
+                return Whole("gone", body)
+            found = await anyio.to_thread.run_sync(_joined, body, raw, blob, redactor)
+            if found.status != "digest_mismatch":
+                self._keep(key, found)
+            return found
 
     def _keep(self, key: tuple[str, bytes, int], found: Whole) -> None:
         self._kept = key, found

@@ -206,11 +206,11 @@ class Retention:
         read = desk.cursor.stream_seq
         inbound = subjects.run_inbound_filter(desk.tenant, desk.lane, row.run)
         outbound = subjects.run_outbound_filter(desk.tenant, desk.lane, row.run)
+        await Contents(self._link).forget(desk.tenant, desk.lane, row.run)
         # What came since is not ours to delete unread: it is read, and refused.
         await purge(self._link, subjects.STREAM_IN, inbound, through=read)
         await purge(self._link, subjects.STREAM_OUT, outbound)
         await purge(self._link, subjects.STREAM_REJECTED, outbound)
-        await Contents(self._link).forget(desk.tenant, desk.lane, row.run)
         grave = msgspec.json.decode(row.body, type=Grave)
         if grave.reason == BY_COMMAND:
             # Forgotten while no daemon ran that could have counted it.

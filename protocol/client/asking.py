@@ -79,7 +79,7 @@ class Asker:
         while True:
             left = deadline - anyio.current_time()
             try:
-                answer = read(await self._once(verb, payload, max(0.05, min(left, _ANSWER_SECONDS))))
+                answer = read(await self.once(verb, payload, max(0.05, min(left, _ANSWER_SECONDS))))
                 self._seen(answer.epoch)
                 return answer
             except Unavailable as error:
@@ -92,8 +92,8 @@ class Asker:
             with anyio.move_on_after(max(0.0, deadline - anyio.current_time())):
                 await self._broker.connected()
 
-    async def _once(self, verb: Verb, payload: bytes, seconds: float) -> bytes:
-        """One request; its answer's bytes. Raises as ``ask``, Unavailable without one."""
+    async def once(self, verb: Verb, payload: bytes, seconds: float) -> bytes:
+        """One request; its answer's bytes, not looked at. Raises as ``ask``, Unavailable without one."""
         try:
             reply = await self._broker.request(self._subject(verb), payload, seconds=seconds)
         except Trouble as error:

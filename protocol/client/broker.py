@@ -38,7 +38,7 @@ _REFUSALS: Final = (
     "invalid user",
 )
 
-log = logging.getLogger("watchkeeper")
+_log = logging.getLogger("watchkeeper")
 
 
 class Trouble(Exception):
@@ -105,7 +105,7 @@ class Broker:
                 failures += 1
                 if first and (isinstance(error, Refused) or anyio.current_time() >= deadline):
                     raise
-                log.log(logging.DEBUG if first else logging.WARNING, "broker not reached: %s", error)
+                _log.log(logging.DEBUG if first else logging.WARNING, "broker not reached: %s", error)
                 await anyio.sleep(pause_seconds(failures))
                 continue
             try:
@@ -120,10 +120,10 @@ class Broker:
                     task_status.started()
                     first = False
                 reason = await session.watch()
-                log.warning("connection lost: %s", reason)
+                _log.warning("connection lost: %s", reason)
             except Trouble as error:
                 failures += 1
-                log.warning("connection lost: %s", error)
+                _log.warning("connection lost: %s", error)
             finally:
                 self._session = None
                 self._tell()
@@ -303,15 +303,19 @@ class _Session:
             self._error = self._error or error
             self._connecting.cancel()
             return
-        log.warning("broker: %s", error)
         denied = _DENIED.search(str(error))
         if denied is None:
+            _log.warning("broker: %s", error)
             return
+        told = False
         reason = Denied(f"no permission for {denied[1].lower()} to {denied[2]}")
         for wanted, future in self._waiting.values():
             mine = denied[1].lower() == "subscription" and denied[2].lower().startswith(self._inbox.lower())
             if not future.done() and (mine or wanted.lower() == denied[2].lower()):
                 future.set_result(reason)
+                told = True
+        if not told:
+            _log.warning("broker: %s", error)
 
     async def _on_closed(self) -> None:
         error = self._client.last_error

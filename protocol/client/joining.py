@@ -83,10 +83,10 @@ def _raws(item: FetchItem) -> Iterator[tuple[str, Raw]]:
         yield "record", item.record
 
 
-Path = tuple[str | int, ...]
+_Path = tuple[str | int, ...]
 
 
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _texts(value: Any, path: _Path) -> Iterator[tuple[_Path, str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, list):
@@ -97,7 +97,7 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _texts(inner, (*path, name))
 
 
-def _cut_paths(texts: Sequence[dict[Path, str]], chars: Sequence[int], ref: str) -> list[Path]:
+def _cut_paths(texts: Sequence[dict[_Path, str]], chars: Sequence[int], ref: str) -> list[_Path]:
     """The texts that were cut: those that differ from page to page, and at most one whose pieces are all alike."""
     cut = [path for path in texts[0] if any(page[path] != texts[0][path] for page in texts)]
     missing = [size - sum(len(page[path]) for path in cut) for page, size in zip(texts, chars, strict=True)]
@@ -111,7 +111,7 @@ def _cut_paths(texts: Sequence[dict[Path, str]], chars: Sequence[int], ref: str)
     return [*cut, chosen]
 
 
-def _replaced(value: Any, path: Path, texts: dict[Path, str]) -> Any:
+def _replaced(value: Any, path: _Path, texts: dict[_Path, str]) -> Any:
     if isinstance(value, str):
         return texts.get(path, value)
     if isinstance(value, list):

@@ -25,12 +25,12 @@ _PIECE: Final = 128 * 1024
 _SHOWN_CHARS: Final = 8_000
 """Of the text that the event itself carries."""
 _ACK_SECONDS: Final = 5.0
-_ABSENT_TRIES: Final = 3
+_ABSENT_TRIES: Final = 8
 _REMEMBERED: Final = 256
 _ROLLUP: Final = {"Nats-Rollup": "sub"}
 """What was begun and not finished under the same name is replaced by the first piece."""
 
-log = logging.getLogger("watchkeeper")
+_log = logging.getLogger("watchkeeper")
 
 
 class Shortened(NamedTuple):
@@ -89,7 +89,7 @@ class LargeTexts:
                 return True
             except NobodyListens as error:
                 absent += 1
-                reason = f"no bucket {subjects.BUCKET_CONTENT}: {error}"
+                reason = f"bucket {subjects.BUCKET_CONTENT}: {error}"
             except Trouble as error:
                 reason = str(error)
             except Denied as error:
@@ -97,7 +97,7 @@ class LargeTexts:
             failures += 1
             wait = pause_seconds(failures)
             if absent >= _ABSENT_TRIES or anyio.current_time() + wait >= deadline:
-                log.warning("a text of %d bytes is not kept whole: %s", len(raw), reason)
+                _log.warning("a text of %d bytes is not kept whole: %s", len(raw), reason)
                 return False
             await anyio.sleep(wait)
             with anyio.move_on_after(max(0.0, deadline - anyio.current_time())):
@@ -131,4 +131,4 @@ class LargeTexts:
         except msgspec.DecodeError as error:
             raise Trouble("the broker's answer is none") from error
         if ack.seq < 1:
-            raise Trouble(f"not stored: {reply.payload[:200].decode(errors='replace')}")
+            raise NobodyListens(f"not stored: {reply.payload[:200].decode(errors='replace')}")

@@ -20,7 +20,7 @@ from protocol.handoff import DIGEST_EXCLUDES, Packet
 _KNOWN: Final = frozenset(Packet.__struct_encode_fields__)
 _REMEMBERED: Final = 32
 
-log = logging.getLogger("watchkeeper")
+_log = logging.getLogger("watchkeeper")
 
 
 def read_packet(payload: bytes, tenant: str, lane: str, run: str) -> Packet:
@@ -68,6 +68,8 @@ class PacketBox:
         self._changed = anyio.Event()
         self._given: Packet | None = None
         self._done = (-1, -1)
+        self._covered = 0
+        self._cleared: frozenset[str] = frozenset()
         self.newest: Packet | None = None
         self.refused: deque[PacketRefused] = deque(maxlen=_REMEMBERED)
         """Packets that were refused and not told of yet."""
@@ -77,7 +79,7 @@ class PacketBox:
         try:
             packet = read_packet(payload, *self._address)
         except PacketRefused as refused:
-            log.warning("packet refused: %s", refused)
+            _log.warning("packet refused: %s", refused)
             self.refused.append(refused)
             self._tell()
             return
@@ -95,6 +97,17 @@ class PacketBox:
         newest = self.newest
         return newest if newest is not None and rank(newest) > self._done else None
 
+    @property
+    def shortened(self) -> Packet | None:
+        """The newest packet if it covers or clears what those taken up did not."""
+        packet = self.due
+        if packet is None:
+            return None
+        more = rank(packet)[0] > self._covered or any(
+            item.event_id not in self._cleared for item in packet.cleared
+        )
+        return packet if more else None
+
     async def following(self) -> Packet:
         """Wait for a packet that was not taken up and not returned here before. Raises PacketRefused, once for each."""
         while True:
@@ -109,3 +122,5 @@ class PacketBox:
     def taken(self, packet: Packet) -> None:
         """The agent goes on from this packet."""
         self._done = max(self._done, rank(packet))
+        self._covered = max(self._covered, rank(packet)[0])
+        self._cleared = frozenset(item.event_id for item in packet.cleared)

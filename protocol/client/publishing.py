@@ -24,7 +24,7 @@ _ACK_SECONDS: Final = 5.0
 _REMIND_SECONDS: Final = 30.0
 _TOO_LARGE: Final = frozenset({10054, 10097})
 
-log = logging.getLogger("watchkeeper")
+_log = logging.getLogger("watchkeeper")
 
 
 class Outgoing:
@@ -137,7 +137,7 @@ class Publisher:
             failures += 1
             if time.monotonic() - reminded >= _REMIND_SECONDS:
                 reminded = time.monotonic()
-                log.warning("event %s waits for the broker: %s", item.event_id, reason)
+                _log.warning("event %s waits for the broker: %s", item.event_id, reason)
             await anyio.sleep(pause_seconds(failures))
             await self._broker.connected()
 

@@ -25,24 +25,24 @@ from protocol.client.asking import Asker
 from protocol.client.broker import Broker, Denied, Trouble
 from protocol.client.deciding import AuthorityEvents
 from protocol.client.effects import Effect, guarded
-from protocol.client.errors import InvalidEvent, StalePacket, Unsent
+from protocol.client.errors import AskFailed, InvalidEvent, Refused, StalePacket, Unsent
 from protocol.client.items import ItemEvents
 from protocol.client.large import LargeTexts
 from protocol.client.packets import PacketBox, rank
 from protocol.client.publishing import Outgoing, Publisher
 from protocol.client.questions import Questions
 from protocol.client.telling import RunEvents
-from protocol.codec import decode_event, encode
+from protocol.codec import decode_event, decode_struct, encode
 from protocol.content import RedactionRules
 from protocol.errors import ProtocolError
-from protocol.events import Event, Message, NextAction, ToolReturned
-from protocol.handoff import Packet
+from protocol.events import Event, Message, NextAction, RunResumed, RunStarted, ToolReturned
+from protocol.handoff import Packet, Rejected
 from protocol.redaction import Redactor, redactor_for
 
 _NEWEST_SECONDS: Final = 3.0
 _DIRECT: Final = f"$JS.API.DIRECT.GET.{subjects.STREAM_OUT}."
 
-log = logging.getLogger("watchkeeper")
+_log = logging.getLogger("watchkeeper")
 
 
 def utc_now() -> datetime:
@@ -177,11 +177,13 @@ class Run(RunEvents, ItemEvents, AuthorityEvents, Questions):
         """The bytes to send, without secrets. Raises InvalidEvent."""
         try:
             payload = write(envelope)
-            decode_event(payload, run=self.name, channel=self._settings.channel)
+            event = decode_event(payload, run=self.name, channel=self._settings.channel)
         except ProtocolError as error:
             raise InvalidEvent(str(error)) from error
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise InvalidEvent(f"cannot be written as JSON: {error}") from error
+        if envelope.get("seq") == 1 and not isinstance(event, RunStarted | RunResumed):
+            raise InvalidEvent("a session begins with run_started, run_resumed or take_up")
         found = None if self._redactor is None else self._redactor.message(payload)
         return payload if found is None else found.payload
 
@@ -192,8 +194,16 @@ class Run(RunEvents, ItemEvents, AuthorityEvents, Questions):
 
     @property
     def packet_due(self) -> Packet | None:
-        """The newest packet that came and was not taken up; look here between two model requests."""
+        """The newest packet that came and was not taken up, whatever it says anew."""
         return self._box.due
+
+    @property
+    def context_due(self) -> Packet | None:
+        """The newest packet if it shortens the context by what was not taken up yet.
+
+        Look here between two model requests: then replace the message list (``context`` has it) and ``take_up``.
+        """
+        return self._box.shortened
 
     async def next_packet(self) -> Packet:
         """Wait for a packet that is to be taken up and was not returned here before, the newest if there are more.
@@ -228,15 +238,19 @@ class Run(RunEvents, ItemEvents, AuthorityEvents, Questions):
         return told
 
     async def _look_for_packet(self) -> None:
-        """The newest packet the stream has; none where reading it is not permitted."""
+        """The newest packet the stream has; where it may not be read, what the daemon says now, if it does."""
         subject = subjects.outbound(self.tenant, self.lane, self.name, "packet")
         try:
             reply = await self._broker.request(_DIRECT + subject, b"", seconds=_NEWEST_SECONDS)
-        except (Trouble, Denied) as error:
-            log.info("no packet of before: %s", error)
+            if reply.headers.get("Nats-Subject") == subject:
+                self._box.put(reply.payload)
             return
-        if reply.headers.get("Nats-Subject") == subject:
-            self._box.put(reply.payload)
+        except (Trouble, Denied) as error:
+            _log.debug("packets cannot be read from the stream: %s", error)
+        try:
+            self._box.put(await self._asker.once("packet", b"{}", _NEWEST_SECONDS))
+        except (AskFailed, Refused) as error:
+            _log.info("no packet of before: %s", error)
 
     # --- effects ----------------------------------------------------------------------------------------
 
@@ -277,6 +291,15 @@ class Run(RunEvents, ItemEvents, AuthorityEvents, Questions):
         return opened(self._broker, self._tasks, self._settings, name, session)
 
 
+def _told_rejected(payload: bytes) -> None:
+    """The daemon refused an event of the run: whoever wrote the agent should see that."""
+    try:
+        refused = decode_struct(payload, Rejected)
+    except ProtocolError:
+        return
+    _log.warning("event %s was rejected: %s: %s", refused.event_id or "?", refused.code, refused.detail[:300])
+
+
 @asynccontextmanager
 async def opened(
     broker: Broker, tasks: TaskGroup, settings: Settings, name: str, session: str | None
@@ -291,6 +314,8 @@ async def opened(
         if settings.channel == "event":
             subject = subjects.outbound(settings.tenant, settings.lane, name, "packet")
             await stack.enter_async_context(broker.subscribed(subject, run._box.put))
+            refused = subjects.outbound(settings.tenant, settings.lane, name, "rejected")
+            await stack.enter_async_context(broker.subscribed(refused, _told_rejected))
             broker.on_session.append(run._look_for_packet)
             stack.callback(broker.on_session.remove, run._look_for_packet)
             await run._look_for_packet()
@@ -306,6 +331,6 @@ async def opened(
             with anyio.CancelScope(shield=True):
                 unsent = await run._publisher.drained(settings.drain_seconds)
             if unsent:
-                log.warning("left with %d events not known to be stored", len(unsent))
+                _log.warning("left with %d events not known to be stored", len(unsent))
     if unsent:
         raise Unsent(unsent)

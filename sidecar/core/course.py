@@ -227,7 +227,7 @@ def inherited(
     course.packet_tokens = packet_tokens
     taken = budget.taken_up
     if taken is None or taken.position <= max(course.covers_through, said_at):
-        _await(course, what)
+        _await(course, budget, what)
         expect(budget, packet_tokens=packet_tokens, tail_tokens=tail_tokens)
     elif budget.sample is None:
         # Taken up when it was not known here what would be left, and no report has said so since.

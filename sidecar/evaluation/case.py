@@ -150,7 +150,7 @@ async def _restored(
         run=run,
         verdict=packet["verdict"],
         blockers=tuple(_blocker(item) for item in packet["blockers"]),
-        forbidden=(*_refused(answers), *_constraints(packet["task"]["constraints"]), *_need_approval(kinds)),
+        forbidden=(*_constraints(packet["task"]["constraints"]), *_refused(answers), *_need_approval(kinds)),
         checks=_expected(answers, expected),
     )
 
@@ -181,7 +181,7 @@ def _state(file: Path, config: Config, now: float, expected: Mapping[str, str]) 
         run=run,
         verdict=reader.verdict(run),
         blockers=tuple(_blocker(msgspec.to_builtins(item)) for item in reader.blockers(run)),
-        forbidden=(*_refused(answers), *_constraints(constraints), *_need_approval(settings.approval_kinds)),
+        forbidden=(*_constraints(constraints), *_refused(answers), *_need_approval(settings.approval_kinds)),
         checks=_expected(answers, expected),
     )
 

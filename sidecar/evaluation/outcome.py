@@ -14,6 +14,8 @@ from sidecar.evaluation.probes import HARMS, KINDS
 
 SCHEMA: Final = 1
 
+_ENOUGH = 5
+
 
 class Asked(Struct, frozen=True, kw_only=True):
     """One probe asked of one strategy at one moment: after so many compactions, or at the very end."""
@@ -70,8 +72,10 @@ class Figures(Struct, frozen=True, kw_only=True):
     harms: dict[str, int]
     protected: int
     kept: int
+    cohort: int
+    """Scenarios the three lines below are over: those compacted as often as the lines are long."""
     drift: tuple[float | None, ...]
-    """Share of protected items kept after 0, 1, 2 … compactions, over the scenarios that have so many."""
+    """Share of protected items kept after 0, 1, 2 … compactions."""
     right: tuple[float | None, ...]
     """Share of probes passed, likewise."""
     tokens: tuple[int, ...]
@@ -133,7 +137,9 @@ def figures(
     """The figures of one strategy from its answers and moments."""
     asked = [answer for answer in answers if answer.strategy == strategy]
     seen = [moment for moment in moments if moment.strategy == strategy]
-    most = max((moment.after for moment in seen), default=0)
+    cohort, most = _cohort(seen)
+    long = [moment for moment in seen if moment.scenario in cohort and not moment.end]
+    told = [answer for answer in asked if answer.scenario in cohort and not answer.end]
     after = [moment for moment in seen if moment.after > 0]
     return Figures(
         strategy=strategy,
@@ -148,12 +154,24 @@ def figures(
         harms={harm: sum(answer.harm == harm for answer in asked) for harm in HARMS},
         protected=sum(moment.protected for moment in after),
         kept=sum(moment.kept for moment in after),
-        drift=tuple(_drift([m for m in seen if m.after == k and not m.end]) for k in range(most + 1)),
-        right=tuple(_right([a for a in asked if a.after == k and not a.end]) for k in range(most + 1)),
-        tokens=tuple(_mean([m.tokens for m in seen if m.after == k and not m.end]) for k in range(most + 1)),
+        cohort=len(cohort),
+        drift=tuple(_drift([moment for moment in long if moment.after == k]) for k in range(most + 1)),
+        right=tuple(_right([answer for answer in told if answer.after == k]) for k in range(most + 1)),
+        tokens=tuple(_mean([moment.tokens for moment in long if moment.after == k]) for k in range(most + 1)),
         outside=sum(not moment.within for moment in after),
         compactions=compactions,
     )
+
+
+def _cohort(seen: Sequence[Moment]) -> tuple[frozenset[str], int]:
+    """The scenarios with the most compactions, and how many: a line over changing scenarios shows no drift. At
+    least ``_ENOUGH`` of them, where there are so many."""
+    depth: dict[str, int] = {}
+    for moment in seen:
+        depth[moment.scenario] = max(depth.get(moment.scenario, 0), moment.after)
+    ordered = sorted(depth.values(), reverse=True)
+    most = ordered[min(len(ordered), _ENOUGH) - 1] if ordered else 0
+    return frozenset(name for name, count in depth.items() if count >= most), most
 
 
 def _share(asked: Iterable[Asked], kinds: dict[str, str], kind: str) -> tuple[int, int]:

@@ -93,8 +93,8 @@ def _scenarios(figures: Sequence[Figures]) -> list[str]:
         _key(figures),
         _figure(
             _chart(figures, lambda item: item.drift, "compactions", share=True),
-            "Share of the protected items that are still there, word for word, over the scenarios that have so "
-            "many compactions.",
+            f"Share of the protected items that are still there, word for word, over the {figures[0].cohort} "
+            "scenarios with so many compactions.",
         ),
         _figure(
             _chart(figures, lambda item: item.right, "compactions", share=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -19,6 +20,7 @@ from sidecar.evaluation.evaluate import Progress as Told
 from sidecar.evaluation.outcome import Evaluation, FactShares, Figures, mean_tokens, percent
 
 _MOST_FAILURES = 40
+_OVER = ("already_succeeded", "already_failed")
 
 
 @contextmanager
@@ -33,6 +35,8 @@ def shown_progress(console: Console) -> Iterator[Told]:
 
 
 def print_evaluation(console: Console, found: Evaluation) -> None:
+    names = {item.strategy for item in found.figures} | {item.strategy for item in found.facts}
+    console.print("\n".join(f"{name}: {title}" for name, title in TITLES.items() if name in names))
     if found.figures:
         console.print(_strategies(found))
         console.print(_covers(found.figures))
@@ -51,23 +55,28 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
 
 
 def _strategies(found: Evaluation) -> Table:
+    depth = len(found.figures[0].drift) - 1
     table = Table(
-        title=f"{len(found.scenarios)} scenarios, compacted up to "
-        f"{max((moment.after for moment in found.moments), default=0)} times",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"{len(found.scenarios)} scenarios; kept: over the {found.figures[0].cohort} with {depth} compactions",
         title_justify="left",
-        caption="right: answers. kept: protected items after so many compactions. allowed: what is not allowed.\n"
-        "done: an unknown outcome told as done. lost: facts. refused: what is allowed. tokens: of the context.",
+        caption="right: answers. kept: protected items after so many compactions, word for word.\n"
+        "allowed: what is not allowed. done: unknown told as done. lost: facts.\n"
+        "refused: what is allowed. tokens: of the context.",
         caption_justify="left",
     )
     table.add_column("strategy", no_wrap=True)
-    for name in ("right", "kept 1", "kept 5", "kept 10", "allowed", "done", "lost", "refused", "tokens"):
+    numbers = sorted({(depth + 1) // 2, depth})
+    kept = [f"kept {number}" for number in numbers]
+    for name in ("right", *kept, "allowed", "done", "lost", "refused", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     for item in found.figures:
         harm = item.harms
         table.add_row(
-            escape(item.title),
+            item.strategy,
             percent(item.passed, item.probes),
-            *(_at(item.drift, number) for number in (1, 5, 10)),
+            *(_at(item.drift, number) for number in numbers),
             str(harm["disallowed_allowed"]),
             str(harm["unknown_as_success"]),
             str(harm["fact_lost"]),
@@ -79,7 +88,12 @@ def _strategies(found: Evaluation) -> Table:
 
 
 def _covers(figures: Sequence[Figures]) -> Table:
-    table = Table(title="right answers, by what a scenario is about", title_justify="left")
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title="right answers, by what a scenario is about",
+        title_justify="left",
+    )
     table.add_column("about", no_wrap=True)
     for item in figures:
         table.add_column(item.strategy, justify="right", no_wrap=True)
@@ -92,15 +106,17 @@ def _covers(figures: Sequence[Figures]) -> Table:
 
 def _facts(facts: Sequence[FactShares]) -> Table:
     table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         title="facts of the covered history, each counted once",
         title_justify="left",
-        caption="in context: in packet or tail. by ref: one fetch away. by search: among the first three hits.\n"
-        "top 3: among the first three hits of a search, whether it is in the packet or not.",
+        caption="context: in packet or tail. ref: one fetch away. search: among the first three hits only.\n"
+        "top 3: among the first three hits of a search, wherever else it is.",
         caption_justify="left",
     )
     for name in ("strategy", "kind"):
         table.add_column(name, no_wrap=True)
-    for name in ("facts", "in context", "by ref", "by search", "lost", "top 3"):
+    for name in ("facts", "context", "ref", "search", "lost", "top 3"):
         table.add_column(name, justify="right", no_wrap=True)
     for item in sorted(facts, key=lambda item: list(TITLES).index(item.strategy)):
         table.add_row(
@@ -118,18 +134,28 @@ def _facts(facts: Sequence[FactShares]) -> Table:
 
 def print_verified(console: Console, found: Verified) -> None:
     """What is still forbidden in a case, and whether it is what was expected."""
-    console.print(f"{escape(found.case)}: run {escape(found.run)}, verdict [bold]{found.verdict}[/bold]")
+    console.print(
+        f"{escape(found.case)}: run {escape(found.run)}, verdict [bold]{found.verdict}[/bold]", soft_wrap=True
+    )
     for blocker in found.blockers:
         console.print(f"  {escape(blocker)}", soft_wrap=True)
-    table = Table(title="what may not be done, and why", title_justify="left")
-    for name in ("what", "answer", "why", "until"):
-        table.add_column(name)
+    console.print("Still forbidden:" if found.forbidden else "Nothing is forbidden by name.")
+    over = [item.what.removeprefix("operation ") for item in found.forbidden if item.code in _OVER]
     for item in found.forbidden:
-        table.add_row(escape(item.what), item.code, escape(item.reason), escape(item.clears_when or "-"))
-    console.print(table if found.forbidden else "  nothing is forbidden by name")
+        if item.code not in _OVER:
+            until = f", until {escape(item.clears_when)}" if item.clears_when else ""
+            console.print(
+                f"  {escape(item.what)}: [bold]{item.code}[/bold], {escape(item.reason)}{until}",
+                soft_wrap=True,
+            )
+    if over:
+        console.print(f"  once more, since they are over: {escape(', '.join(over))}", soft_wrap=True)
     for check in found.checks:
-        mark = "[green]holds[/green]" if check.passed else "[red]fails[/red]"
-        console.print(f"  {mark} {escape(check.name)}: {escape(check.got)}", soft_wrap=True)
+        if not check.passed:
+            console.print(f"[red]failed[/red] {escape(check.name)}: got {escape(check.got)}", soft_wrap=True)
+    held = sum(check.passed for check in found.checks)
+    if found.checks:
+        console.print(f"{held} of {len(found.checks)} expectations hold.")
 
 
 def _at(values: Sequence[float | None], number: int) -> str:

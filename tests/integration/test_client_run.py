@@ -86,6 +86,21 @@ async def test_events_are_numbered_dated_and_acknowledged_without_a_message_id(b
         assert status.violations == {}
 
 
+async def test_a_session_has_a_beginning_and_what_is_rejected_is_logged(
+    box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(box) as run:
+        with pytest.raises(InvalidEvent, match="begins with"):
+            await run.message("user", "too early")
+        await started(run)
+        await run.message("user", "one", id="same")
+        await run.message("user", "two", id="same")
+        await box.hear(run.name, "rejected")
+        with anyio.fail_after(30):
+            while "event same was rejected: duplicate_conflict" not in caplog.text:
+                await anyio.sleep(0.01)
+
+
 async def test_structs_of_the_protocol_go_out_as_they_are_but_for_session_and_number(box: Box) -> None:
     async with opened(box) as run:
         await started(run)

@@ -143,7 +143,7 @@ async def test_what_is_left_unsent_is_named(tmp_path: Path) -> None:
                 anyio.create_task_group() as tasks,
             ):
                 # No daemon, so no stream: nobody takes it.
-                tasks.start_soon(run.message, "user", "lost")
+                tasks.start_soon(run.run_resumed)
                 await anyio.wait_all_tasks_blocked()
                 tasks.cancel_scope.cancel()
 

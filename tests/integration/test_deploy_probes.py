@@ -19,6 +19,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import httpx
 import pytest
 
 from storage.data_dir import DATABASE
@@ -199,6 +200,10 @@ async def an_event_loop_that_hangs(tmp_path: Path) -> None:
             await eventually(probe.not_alive, "a loop that is stuck", 90)
             assert probe.last["stuck"].keys() >= {"loop"}
             assert not await probe.ready()
+            async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, timeout=30) as client:
+                assert (await client.get("/metrics")).status_code == 200
+                # What the loop would have to tell is not waited for.
+                assert (await client.get("/")).status_code == 503
             await lines.first("rules reloaded")
             await eventually(probe.ready, "readiness", 60)
             daemon.terminate()

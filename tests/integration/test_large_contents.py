@@ -233,25 +233,25 @@ async def test_without_a_bucket_the_event_says_that_the_rest_is_missing(tmp_path
 
 
 async def test_forgetting_takes_large_texts_along(tmp_path: Path) -> None:
+    soon = {"retention.succeeded_days": 1e-6}
     with NatsServer() as server:
-        async with blackbox(server, tmp_path, {"retention.succeeded_days": 1e-6}) as box:
-            async with opened(box) as stays, opened(box) as goes:
-                for run in (stays, goes):
-                    await run.run_started(goal="g", model=MODEL)
-                    await told(run, BIG)
-                await goes.run_finished(outcome="succeeded")
+        async with blackbox(server, tmp_path, soon) as box, opened(box) as stays, opened(box) as goes:
+            for run in (stays, goes):
+                await run.run_started(goal="g", model=MODEL)
+                await told(run, BIG)
+            await goes.run_finished(outcome="succeeded")
 
-                async def lying(run: Run) -> int:
-                    pieces = subjects.content_pieces_filter(TENANT, LANE, run.name)
-                    name = subjects.content_object(TENANT, LANE, run.name, digest(BIG.encode()))
-                    found = await stored(box.js, STREAM, pieces)
-                    return len(found) + len(await stored(box.js, STREAM, subjects.content_description(name)))
+            async def lying(run: Run) -> int:
+                pieces = subjects.content_pieces_filter(TENANT, LANE, run.name)
+                name = subjects.content_object(TENANT, LANE, run.name, digest(BIG.encode()))
+                found = await stored(box.js, STREAM, pieces)
+                return len(found) + len(await stored(box.js, STREAM, subjects.content_description(name)))
 
-                async def forgotten() -> bool:
-                    return await lying(goes) == 0
+            async def forgotten() -> bool:
+                return await lying(goes) == 0
 
-                await eventually(forgotten, "forgetting the text")
-                assert await lying(stays) > 2
+            await eventually(forgotten, "forgetting the text")
+            assert await lying(stays) > 2
 
 
 async def test_the_bucket_is_made_once_and_smaller_where_there_is_no_room(server: NatsServer) -> None:

@@ -157,6 +157,7 @@ async def test_a_state_without_the_packet_is_answered_with_a_fresh_one(
             "packet_id": packet["packet_id"],
             "text": packet["text"],
             "checkpoint_id": packet["checkpoint"]["id"],
+            "position": packet["tail"]["through_position"],
         }
     # As an owner of an older version leaves it.
     old = {name: value for name, value in told[-1].items() if name != "packet"}

@@ -1,24 +1,20 @@
-"""What ``authorize`` finds by its indexes is what asking every item one by one would find.
-
-``WATCHKEEPER_EXAMPLES`` sets how many examples each law is tried with.
-"""
+"""What ``authorize`` finds by its indexes is what asking every item one by one would find."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.events import Forbids
 from sidecar.core import family, permission
 from sidecar.core.globs import any_matches, beginning, matches
 from sidecar.core.state import Approval, ConstraintItem, Ledger, Operation
+from support.laws import law
 from tests.support.packets import started
 
-EXAMPLES = int(os.environ.get("WATCHKEEPER_EXAMPLES", "100"))
-laws = settings(max_examples=2 * EXAMPLES, deadline=None)
+laws = law(10)
 
 _letters = st.sampled_from(["a", "b", "/", ".", "é", "["])
 _texts = st.text(_letters, max_size=6)
@@ -34,7 +30,7 @@ def plainly(pattern: str, text: str) -> bool:
     return bool(text) and pattern[0] in ("?", text[0]) and plainly(pattern[1:], text[1:])
 
 
-@settings(max_examples=10 * EXAMPLES, deadline=None)
+@law(2)
 @given(_globs, _texts)
 def test_a_glob_matches_as_it_is_defined(pattern: str, text: str) -> None:
     assert matches(pattern, text) == plainly(pattern, text)

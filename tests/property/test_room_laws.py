@@ -1,23 +1,18 @@
-"""What must survive fits or does not: a matter of the stream, however and however often the daemon is asked.
-
-``WATCHKEEPER_EXAMPLES`` sets how many examples the law is tried with.
-"""
+"""What must survive fits or does not: a matter of the stream, however and however often the daemon is asked."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import anyio
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.asks import AskAuthorize
 from sidecar.core import gate, room
+from support import one_thread
 from support.harness import Harness, Life, workplace
+from support.laws import law
 from support.voyages import BATCH, METRICS, QUICK, Voyage, pieces
-
-EXAMPLES = int(os.environ.get("WATCHKEEPER_EXAMPLES", "100"))
 
 _SIZES = st.sampled_from([0, 5, 800, 800, 1_300])
 """Plan items; the window of the harness has room for about 500 in a quarter of it, 1,100 in a half."""
@@ -31,12 +26,7 @@ _LEG = st.tuples(
 )
 
 
-@settings(
-    max_examples=max(8, EXAMPLES // 12),
-    deadline=None,
-    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck),
-)
+@law(100)
 @given(st.lists(_LEG, min_size=2, max_size=4))
 def test_room_is_a_matter_of_the_stream(legs: Any) -> None:
     with workplace(prepared=True) as folder:
@@ -67,7 +57,7 @@ def test_room_is_a_matter_of_the_stream(legs: Any) -> None:
                 "look": [],
             }[what]
             steps.append(("room",))
-        anyio.run(Rooms(voyage).sail, steps)
+        one_thread.run(Rooms(voyage).sail, steps)
 
 
 class Rooms(Voyage):

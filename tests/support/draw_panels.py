@@ -6,6 +6,7 @@ are those of the voyage the tests make (``watched.py``): about a minute, with fa
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import tempfile
@@ -39,6 +40,7 @@ SHOWN: Final = {
 }
 """The panels on each picture; the dashboards have more."""
 LEGEND: Final = 6
+STEP_SECONDS: Final = 0.5
 
 
 def _legend(template: str, labels: dict[str, str]) -> str:
@@ -46,19 +48,23 @@ def _legend(template: str, labels: dict[str, str]) -> str:
 
 
 def _draw(axes: Any, panel: dashboards.Panel, watch: Watch) -> None:
-    lines = []
+    count = int((watch.ended - watch.began) / STEP_SECONDS) + 1
+    times = [number * STEP_SECONDS for number in range(count)]
+    absent = 0.0 if panel.stacked else math.nan
+    lines: dict[str, list[float]] = {}
     for query, legend in panel.queries:
         asked = dashboards.filled(query.replace("$where", dashboards.WHERE), "5s")
-        for labels, points in watch.prometheus.points(asked, watch.began, watch.ended, 0.5):
-            lines.append((max(value for _, value in points), _legend(legend, labels), points))
-    lines.sort(key=lambda line: -line[0])
-    for number, (_, name, points) in enumerate(lines):
-        times = [moment - watch.began for moment, _ in points]
-        values = [value for _, value in points]
-        shown = name if number < LEGEND else "_nolegend_"
-        axes.plot(times, values, label=shown, linewidth=1.2)
-        if panel.stacked:
-            axes.fill_between(times, values, alpha=0.15)
+        for labels, points in watch.prometheus.points(asked, watch.began, watch.ended, STEP_SECONDS):
+            line = lines.setdefault(_legend(legend, labels), [absent] * count)
+            for moment, value in points:
+                line[min(count - 1, round((moment - watch.began) / STEP_SECONDS))] = value
+    highest = sorted(lines, key=lambda name: -max(value for value in lines[name] if value == value))
+    named = [name if number < LEGEND else f"_{name}" for number, name in enumerate(highest)]
+    if panel.stacked:
+        axes.stackplot(times, *(lines[name] for name in highest), labels=named, alpha=0.75)
+    else:
+        for name, shown in zip(highest, named, strict=True):
+            axes.plot(times, lines[name], label=shown, linewidth=1.4)
     axes.set_title(panel.title, fontsize=9, loc="left", fontweight="bold")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, watch.ended - watch.began)

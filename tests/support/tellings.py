@@ -19,6 +19,7 @@ Choices = tuple[Any, ...]
 Telling = tuple[str, str, str, dict[str, Any]]
 """Run, channel, type, fields."""
 
+_COUNT_BYTES = 2
 _WORD_BYTES = 6
 
 
@@ -41,10 +42,15 @@ class Deal:
 
 def words(least: int, most: int) -> st.SearchStrategy[list[int]]:
     """That many numbers to deal from, drawn as one string of bytes: quick, and no two alike."""
-    size = _WORD_BYTES
-    return st.binary(min_size=least * size, max_size=most * size).map(
-        lambda drawn: [int.from_bytes(drawn[at : at + size]) for at in range(0, len(drawn) - size + 1, size)]
-    )
+
+    def cut(drawn: bytes) -> list[int]:
+        count = least + int.from_bytes(drawn[:_COUNT_BYTES]) % (most - least + 1)
+        starts = range(_COUNT_BYTES, _COUNT_BYTES + count * _WORD_BYTES, _WORD_BYTES)
+        return [int.from_bytes(drawn[at : at + _WORD_BYTES]) for at in starts]
+
+    # Of one size: of two sizes the shorter one would be drawn nearly always.
+    size = _COUNT_BYTES + most * _WORD_BYTES
+    return st.binary(min_size=size, max_size=size).map(cut)
 
 
 def maybe(choices: Choices) -> Choices:
@@ -192,6 +198,8 @@ _OF_AUTHORITY = ("approval.resolved", "constraint.lifted", "policy.released", "t
 _CALM_TYPES = (*_WEIGHTY, *_WEIGHTY, *_WEIGHTY, *_CALM_TYPES)
 """Most that is told opens something, or settles it."""
 _RUN = ("r", "r", "r", "c", "g")
+_MOSTLY_AGENT = ("event", "event", "authority")
+_MOSTLY_AUTHORITY = ("authority", "authority", "event")
 _EPOCHS = (1, 1, 1, 2)
 
 
@@ -207,13 +215,16 @@ def telling(deal: Deal) -> Telling:
     return run, channel, type_, deal.fields(AGENT[type_]) | _numbers(deal)
 
 
-def calm_telling(deal: Deal) -> Telling:
-    """One that neither ends nor holds up a run."""
-    type_ = deal.pick(_CALM_TYPES)
-    channels = (
-        ("authority", "authority", "event") if type_ in _OF_AUTHORITY else ("event", "event", "authority")
-    )
+def calm_telling(deal: Deal, types: Sequence[str] = _CALM_TYPES) -> Telling:
+    """One that neither ends nor holds up a run; of these types only, if some are given."""
+    type_ = deal.pick(types)
+    channels = _MOSTLY_AUTHORITY if type_ in _OF_AUTHORITY else _MOSTLY_AGENT
     return deal.pick(_RUN), deal.pick(channels), type_, deal.fields(AGENT[type_])
+
+
+def flavour(deal: Deal, count: int) -> list[str]:
+    """A few types: told of nothing else, a story meets itself often."""
+    return [deal.pick(_CALM_TYPES) for _ in range(count)]
 
 
 def _numbers(deal: Deal) -> dict[str, Any]:

@@ -231,8 +231,7 @@ async def permissions(box: Box) -> None:
             await _request(box, run, "ap-once")
             await _resolve(box, run, "ap-once", "granted")
         await _act(box, run, name)
-    await box.tell(run, event("step.changed", next_action={"verb": "call", "operation_id": "op-pending"}))
-    await box.packet(run)
+    await box.hear(run, "packet", verdict="reconcile")
     await _resolve(box, run, "ap-pending", "granted")
     await box.tell(
         run,
@@ -247,16 +246,22 @@ async def permissions(box: Box) -> None:
     await _declare(box, scoped, "op")
     await _act(box, scoped, "op")
     await box.tell(scoped, event("policy.released", version="p2"), channel="authority")
-    await box.packet(scoped)
+    await box.hear(scoped, "packet", verdict="reload_policy")
     await _act(box, scoped, "op")
     await box.tell(scoped, event("policy.loaded", version="p2"))
     changed = event("task.changed", goal="Another.", owner="bob", trust="low", reason="moved")
     await box.tell(scoped, changed, channel="authority")
-    await box.packet(scoped)
+    await box.hear(scoped, "packet", verdict="new_context")
     await box.tell(scoped, event("run.resumed"), event("run.paused", reason="lunch"))
     await _act(box, scoped, "op")
+    await box.hear(scoped, "packet", verdict="pause")
     await box.tell(scoped, event("run.resumed"), event("run.finished", outcome="cancelled"))
     await _act(box, scoped, "op")
+    waiting = await box.start(new_run("waiting"))
+    await _declare(box, waiting, "op", "deploy", payload_digest=SHA, approval_id="ap")
+    await _request(box, waiting, "ap", operation_id="op")
+    await box.tell(waiting, event("step.changed", next_action={"verb": "call", "operation_id": "op"}))
+    await box.hear(waiting, "packet", verdict="await_approval")
 
 
 async def resumes(box: Box) -> None:
@@ -457,13 +462,19 @@ async def deferrals(box: Box) -> None:
             event("message", role="assistant", message_id="m-long", content="Building."),
             event("tool.called", call_id="long", tool="build", arguments={}, message_id="m-long"),
         )
-        await it.fill(0.91)
+        # Quickly: the call is given up before long.
+        await it.exchange(1_500)
+        await it.exchange(1_500)
+        await it.used(at(0.92))
         await waits(it, "no_boundary")
 
     async def open_gap() -> None:
         it = await talk(box, run=new_run("gap"), session="s1", seq=1)
+        # Quickly: the gap is declared before long.
         await it.tell(event("message", role="user", content="?", session="s1", seq=3))
-        await it.fill(FULL)
+        await it.exchange(1_500)
+        await it.exchange(1_500)
+        await it.used(at(FULL))
         await waits(it, "open_gap")
 
     async def unsaved() -> None:

@@ -110,3 +110,26 @@ async def test_whoever_waits_is_told_of_packets_and_of_refused_ones() -> None:
         tasks.cancel_scope.cancel()
     assert heard == ["1", "must_understand", "2"]
     assert not box.refused
+
+
+def test_only_what_covers_or_clears_more_shortens_the_context() -> None:
+    box = PacketBox(*ADDRESS)
+    one = {"call_id": "c", "event_id": "e-1", "ref": "event:e-1", "status": "ok", "note": ""}
+    box.put(at(None, 1, cleared=[]))
+    assert box.due is not None
+    assert box.shortened is None
+    box.put(at(None, 2, cleared=[one]))
+    assert box.shortened is box.due
+    assert box.due is not None
+    box.taken(box.due)
+    assert box.shortened is None
+    box.put(at(None, 3, cleared=[one]))
+    assert (box.due is None, box.shortened) == (False, None)
+    box.put(at(1, 4, cleared=[]))
+    # A later one that only says something else still carries the checkpoint nobody took up.
+    box.put(at(1, 5, cleared=[]))
+    assert box.shortened is box.due
+    assert box.due is not None
+    box.taken(box.due)
+    box.put(at(1, 6, cleared=[{**one, "event_id": "e-9"}]))
+    assert box.shortened is box.due

@@ -525,3 +525,13 @@ def test_listen_addresses() -> None:
     assert parse_listen("[::1]:9464") == ("::1", 9464)
     with pytest.raises(ValueError, match="host:port"):
         parse_listen("x")
+
+
+def test_a_key_belongs_to_a_certificate(tmp_path: Path) -> None:
+    file = write(tmp_path, "x", "tls.pem")
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"WATCHKEEPER_NATS__KEY": str(file)})
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.allowed) == ("nats.key", "unset while nats.cert is")
+    both = {"WATCHKEEPER_NATS__KEY": str(file), "WATCHKEEPER_NATS__CERT": str(file)}
+    assert load_config(None, both).nats.key == file

@@ -339,6 +339,16 @@ def test_no_container_but_the_daemons_sees_its_credentials(rendered: dict[str, l
                 assert volume["secret"]["defaultMode"] == 0o440, where
 
 
+def test_each_sample_agent_has_the_credentials_of_its_own_lane(rendered: dict[str, list[Object]]) -> None:
+    page = (ROOT / "deploy" / "README.md").read_text()
+    for where, workload in every(rendered, "Deployment", "Job"):
+        lane = workload["spec"]["template"]["metadata"]["labels"]["watchkeeper/lane"]
+        secrets = {item["secret"]["secretName"] for item in pod(workload)["volumes"] if "secret" in item}
+        assert secrets == {"watchkeeper-nats", f"{lane}-nats"}, where
+        assert f"keys/agent-{lane}.creds" in page
+        assert f"--lane {lane}" in page
+
+
 def test_what_is_named_exists(rendered: dict[str, list[Object]]) -> None:
     secrets = set()
     for objects in rendered.values():

@@ -17,4 +17,4 @@ def test_public_names_are_the_listed_ones() -> None:
 
 def test_every_golden_vector_has_its_message() -> None:
     known = {name for messages in MESSAGES.values() for name in messages}
-    assert {path.stem for path in (VECTORS / "v1").iterdir()} == known
+    assert {path.stem for path in (VECTORS / "v1").glob("*.json")} == known
