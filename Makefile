@@ -42,7 +42,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Tables of README.md and deploy/reference.md that are printed from the code.
+# What is printed from the code: tables of README.md and deploy/reference.md, alert cases, dashboards.
 pages: $(VENV)/.dev
 	$(BIN)/python tests/support/pages.py
 

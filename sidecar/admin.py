@@ -21,7 +21,6 @@ import anyio
 import anyio.to_thread
 import uvicorn
 from anyio.abc import TaskStatus
-from anyio.from_thread import BlockingPortal
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -95,8 +94,12 @@ def build(health: Health, metrics: Metrics, runs: Callable[[], Sequence[RunView]
         content_type, body = metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={**_HEADERS, "Content-Type": content_type})
 
+    async def listed() -> Sequence[RunView]:
+        return runs()
+
     async def page(request: Request) -> Response:
-        shown = request.app.state.daemon.start_task_soon(runs)
+        # Not by a portal of anyio: that waits for the daemon's loop already when it hands the call over.
+        shown = asyncio.run_coroutine_threadsafe(listed(), request.app.state.daemon)
         with anyio.move_on_after(_PAGE_SECONDS):
             return HTMLResponse(render_page(await asyncio.wrap_future(shown), health), headers=_PAGE_HEADERS)
         return _answer(False, {"error": "the daemon is busy"})
@@ -210,8 +213,8 @@ async def serve(
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(anyio.run, server.serve, [sock], limiter=anyio.CapacityLimiter(1))
 
-    async with BlockingPortal() as daemon, anyio.create_task_group() as tasks:
-        app.state.daemon = daemon
+    app.state.daemon = asyncio.get_running_loop()
+    async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         try:
             task_status.started(_address(sock))

@@ -116,7 +116,9 @@ SURFACE: Final[dict[str, Declared]] = {
     "outbox_pending": _gauge("Messages committed and not yet published."),
     "storage_full": _gauge("1 while the disk or the database has no room."),
     "storage_bytes": _gauge("Size of the database on disk."),
-    "storage_free_bytes": _gauge("Free space of the database's file system, 0 until a lane is read."),
+    "storage_free_bytes": _gauge(
+        "By how much the database may grow: free on its disk, or left of its limit. 0 until a lane is read."
+    ),
     "storage_errors_total": _counter("Failed transactions.", kind=labels.STORAGE_ERRORS),
     "lanes_owned": _gauge("Lanes this sidecar owns."),
     "lane_epoch": Declared("gauge", "Epoch under which a lane is owned, 0 if it is not.", ("lane",)),

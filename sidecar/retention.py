@@ -212,9 +212,7 @@ class Retention:
         await purge(self._link, subjects.STREAM_OUT, outbound)
         await purge(self._link, subjects.STREAM_REJECTED, outbound)
         grave = msgspec.json.decode(row.body, type=Grave)
-        if grave.reason == BY_COMMAND:
-            # Forgotten while no daemon ran that could have counted it.
-            desk.metrics.forgotten(1)
+
         told = TombstoneRow(
             run=row.run,
             forgotten_at=row.forgotten_at,
@@ -231,6 +229,9 @@ class Retention:
                 at=datetime.fromisoformat(row.forgotten_at),
             )
             await desk.commit(forget=[told], outbox=[state])
+        if grave.reason == BY_COMMAND:
+            # Forgotten while no daemon ran that could have counted it.
+            desk.metrics.forgotten(1)
 
 
 async def adopt_tombstone(desk: Desk, run: str, state: RunState) -> bool:

@@ -25,6 +25,8 @@ class DataDir:
         self.folder = folder
         self.database = folder / DATABASE
         self._lock: int | None = lock
+        self.limit: int | None = None
+        """Bytes the database may have at most; None: as many as there is room for."""
 
     @classmethod
     def take(cls, folder: Path) -> DataDir:
@@ -60,12 +62,14 @@ class DataDir:
         return sum(_size(path) for path in (self.database, *_beside(self.database)))
 
     def free_bytes(self) -> int:
-        """Bytes of its file system that we may still use; 0 where that cannot be told."""
+        """Bytes by which the database may still grow: free on its file system, or left of ``limit``; 0 where
+        that cannot be told."""
         try:
             found = os.statvfs(self.database.parent)
         except OSError:
             return 0
-        return found.f_bavail * found.f_frsize
+        free = found.f_bavail * found.f_frsize
+        return free if self.limit is None else max(0, min(free, self.limit - _size(self.database)))
 
 
 def set_aside(folder: Path) -> Path:

@@ -68,6 +68,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS: Final = 2
+_PAGE_BYTES: Final = 4096
 
 
 class Store:
@@ -120,6 +121,7 @@ class Store:
                 held = await anyio.to_thread.run_sync(DataDir.take, data_dir)
             stack.callback(held.release)
             path = held.database
+            held.limit = None if max_pages is None else max_pages * _PAGE_BYTES
             writing = await open_writer(path, max_pages=max_pages, busy_timeout_ms=busy_timeout_ms)
             stack.push_async_callback(writing.close)
             info = await writing.run(_prepare, path, migrations or schema.migrations())
@@ -411,7 +413,7 @@ class Store:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes free on the file system of the database; 0 where that cannot be told."""
+        """Bytes by which the database may still grow; 0 where that cannot be told."""
         return self._held.free_bytes() if self._held is not None else 0
 
     async def _read(

@@ -69,6 +69,8 @@ def agent(tenant: str, lane: str) -> dict[str, list[str]]:
             f"wk.v1.ask.{tenant}.{lane}.*.*",
             f"$O.WK_CONTENT.C.{tenant}.{lane}.*.*",
             "$O.WK_CONTENT.M.*",
+            # Its newest packet, without asking the daemon.
+            f"$JS.API.DIRECT.GET.WK_OUT.wk.v1.out.{tenant}.{lane}.*.packet",
         ],
         "subscribe": [f"wk.v1.out.{tenant}.{lane}.>"],
     }

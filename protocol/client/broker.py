@@ -87,7 +87,7 @@ class Broker:
         self._connect_seconds = connect_seconds
         self._session: _Session | None = None
         self._changed = asyncio.Event()
-        self._subscriptions: dict[str, Callable[[bytes], None]] = {}
+        self._subscriptions: dict[object, tuple[str, Callable[[bytes], None]]] = {}
         self.on_session: list[Callable[[], Awaitable[None]]] = []
         self.max_payload = 1 << 20
 
@@ -110,8 +110,8 @@ class Broker:
                 continue
             try:
                 self._session, self.max_payload = session, session.max_payload
-                for subject, callback in self._subscriptions.items():
-                    await session.subscribe(subject, callback)
+                for key, (subject, callback) in tuple(self._subscriptions.items()):
+                    await session.subscribe(key, subject, callback)
                 for told in self.on_session:
                     await told()
                 self._tell()
@@ -166,18 +166,19 @@ class Broker:
     @asynccontextmanager
     async def subscribed(self, subject: str, callback: Callable[[bytes], None]) -> AsyncIterator[None]:
         """Call back for each message of the subject, over every session, until the block ends."""
-        self._subscriptions[subject] = callback
+        key = object()
+        self._subscriptions[key] = subject, callback
         try:
             if self._session is not None:
                 # Lost meanwhile: the next session subscribes.
                 with suppress(Trouble):
-                    await self._session.subscribe(subject, callback)
+                    await self._session.subscribe(key, subject, callback)
             yield
         finally:
-            del self._subscriptions[subject]
+            del self._subscriptions[key]
             if self._session is not None:
                 with anyio.CancelScope(shield=True):
-                    await self._session.unsubscribe(subject)
+                    await self._session.unsubscribe(key)
 
 
 class _Session:
@@ -189,7 +190,7 @@ class _Session:
         self._error: Exception | None = None
         self._ended = asyncio.Event()
         self._waiting: dict[str, tuple[str, asyncio.Future[Msg | Exception]]] = {}
-        self._held: dict[str, Any] = {}
+        self._held: dict[object, Any] = {}
         self._inbox = ""
         self._sent = 0
         self.lost = ""
@@ -283,17 +284,17 @@ class _Session:
             raise NobodyListens(f"nobody listens on {subject}")
         return Reply(answer.data, told)
 
-    async def subscribe(self, subject: str, callback: Callable[[bytes], None]) -> None:
+    async def subscribe(self, key: object, subject: str, callback: Callable[[bytes], None]) -> None:
         async def deliver(message: Msg) -> None:
             callback(message.data)
 
         try:
-            self._held[subject] = await self._client.subscribe(subject, cb=deliver)
+            self._held[key] = await self._client.subscribe(subject, cb=deliver)
         except (nats.errors.Error, OSError) as error:
             raise Trouble(f"cannot subscribe: {error}") from error
 
-    async def unsubscribe(self, subject: str) -> None:
-        held = self._held.pop(subject, None)
+    async def unsubscribe(self, key: object) -> None:
+        held = self._held.pop(key, None)
         with suppress(nats.errors.Error, OSError):
             if held is not None:
                 await held.unsubscribe()

@@ -61,7 +61,11 @@ class LargeTexts:
         """Whether the text does not go into an event."""
         most = (self._broker.max_payload - HEADER_RESERVE) // 2
         limit = most if self._above is None else min(self._above, most)
-        return len(text) * 4 > limit and len(encode(text)) > limit
+        try:
+            return len(text) * 6 > limit and len(encode(text)) > limit
+        except ValueError:
+            # No text that could be sent: told where the event is made.
+            return False
 
     async def apart(self, text: str, media_type: str | None, ref: str) -> Shortened:
         """Keep the text apart. ``ref`` names the event that will carry it."""

@@ -31,7 +31,7 @@ _EXIT_CODE = re.compile(r"^(?:process )?(?:exit(?:ed)?(?: with)?) (?:code|status
 _SESSION_HEAD = re.compile(r"^Chunk ID: [^\n]*\n(?:[^\n]*\n){0,6}?Output:\n")
 """What a terminal session writes before what the command printed."""
 _HEADING = re.compile(r"^#{1,6} ")
-_CRY = re.compile(r"^(?:[\w’']+[,\s]*){1,3}[!👍✅🎉]+\s*(?=\S)")
+_CRY = re.compile(r"^[\w’']+(?:[,\s]+[\w’']+){0,2}[,\s]*[!👍✅🎉]+\s*(?=\S)")
 """A short exclamation before what is said."""
 _TRACEBACK_HEAD = "Traceback (most recent call last)"
 _SENTENCE_END = re.compile(r"[.!?…。！？](?=[\s\"')\]]|$)")

@@ -92,10 +92,10 @@ async def verify_case(
 async def _scenario(file: Path, config: Config, run: str, expected: Mapping[str, str]) -> Verified:
     scenario = read_scenario(file)
     found = Found()
-    restored: list[Verified] = []
+    looked: list[Verified | None] = []
 
     async def look(keeper: Keeper) -> None:
-        restored.append(await _restored(keeper, file, run, expected, scenario.rules.approval_kinds))
+        looked.append(await _restored(keeper, file, run, expected, scenario.rules.approval_kinds))
 
     told = acts(scenario, file)
     await with_ledger(scenario, told, "digest", config, (DigestSummarizer(), None), found, at_end=look)
@@ -113,7 +113,14 @@ async def _scenario(file: Path, config: Config, run: str, expected: Mapping[str,
         )
         for moment in found.moments
     ]
-    return msgspec.structs.replace(restored[0], checks=(*probes, *kept, *restored[0].checks))
+    restored = _told(looked[0], file, run)
+    return msgspec.structs.replace(restored, checks=(*probes, *kept, *restored.checks))
+
+
+def _told(restored: Verified | None, file: Path, run: str) -> Verified:
+    if restored is None:
+        raise ImportFailure(file, None, f"run {run!r:.60} is not told of; allowed: a run of the file")
+    return restored
 
 
 def _when(after: int, end: bool) -> str:
@@ -131,17 +138,18 @@ async def _messages(file: Path, config: Config, run: str | None, expected: Mappi
     async with bench(config, (DigestSummarizer(), None)) as lane:
         keeper = Keeper(lane, "digest", SIZES.packet_tokens)
         await keeper.tell(tells)
-        return await _restored(keeper, file, chosen, expected, ())
+        restored = await _restored(keeper, file, chosen, expected, ())
+    return _told(restored, file, chosen)
 
 
 async def _restored(
     keeper: Keeper, file: Path, run: str, expected: Mapping[str, str], kinds: Sequence[str]
-) -> Verified:
-    """What the lane answers now."""
+) -> Verified | None:
+    """What the lane answers now; None if it does not know the run."""
     lane = keeper.bench
     packet = await lane.ask("packet", run)
     if "error" in packet:
-        raise ImportFailure(file, None, f"run {run!r:.60} is not told of; allowed: a run of the file")
+        return None
     answers: dict[str, Json] = {}
     for name in dict.fromkeys([*(str(item["id"]) for item in packet["operations"]), *expected]):
         answers[name] = await lane.ask("authorize", run, operation_id=name, dry_run=True)

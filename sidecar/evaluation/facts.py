@@ -35,7 +35,7 @@ _FIGURE = re.compile(
     r"|tests|passed|failed|errors|warnings|insertions|deletions|px|EUR|USD|CHF)(?![\w%])"
 )
 _URL = re.compile(r"https?://[^\s\"'<>()\[\]{}|\\^`]+[^\s\"'<>()\[\]{}|\\^`.,;:!?]")
-_SENTENCE = re.compile(r"[^.!?\n]{10,300}(?:[.!?](?=\s|$)|(?=\n|$))")
+_SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s]|$)){10,300}(?:[.!?](?=\s|$)|(?=\n|$))")
 _NEGATIVE = re.compile(
     r"\b(?:never|do not|don['’]t|must not|mustn['’]t|should not|shouldn['’]t|may not|cannot|can['’]t|without"
     r"|no longer|avoid|not allowed|nicht|kein\w*|niemals)\b",
@@ -137,7 +137,7 @@ def _beside(text: str, start: int, end: int) -> str:
 def _forbidden(position: int, text: str) -> Iterator[Fact]:
     for match in _SENTENCE.finditer(text):
         sentence = match[0].strip(" -*#>`\t")
-        if _NEGATIVE.search(sentence) and len(sentence.split()) >= 4 and "<" not in sentence:
+        if _NEGATIVE.search(sentence) and len(sentence.split()) >= 3 and "<" not in sentence:
             words = sorted(re.findall(r"\w{4,}", sentence), key=len, reverse=True)[:_AROUND]
             yield Fact(kind="prohibition", text=sentence, query=" ".join(words), position=position)
 

@@ -36,6 +36,8 @@ class Watch:
         """How much later than asked the loop woke the probe, seconds."""
         self.held: list[float] = []
         """Processor seconds of the loop's thread that one callback took, where it was a millisecond or more."""
+        self.worst = ""
+        """Where the task of the longest one went on waiting, or what it was."""
         self._probe: asyncio.Task[None] | None = None
         self._seen: Desk | None = None
 
@@ -81,10 +83,10 @@ class Watch:
                 if self._probe is None:
                     self._probe = asyncio.create_task(self._look())
                     self._time_callbacks()
-                self.late, self.held = [], []
+                self.late, self.held, self.worst = [], [], ""
                 return {}
             case "late":
-                return {"late": self.late, "held": self.held}
+                return {"late": self.late, "held": self.held, "worst": self.worst}
             case "running":
                 lane = self.desk
                 return {"hot": 0 if lane is None else len(lane.runs.hot), "tasks": len(asyncio.all_tasks())}
@@ -117,6 +119,8 @@ class Watch:
             finally:
                 took = time.thread_time() - began
                 if took >= 0.001:
+                    if took > max(self.held, default=0.0):
+                        self.worst = _after(handle)
                     self.held.append(took)
 
         asyncio.Handle._run = timed  # type: ignore[method-assign]
@@ -126,6 +130,19 @@ class Watch:
             due = time.monotonic() + _PROBE_SECONDS
             await asyncio.sleep(_PROBE_SECONDS)
             self.late.append(max(0.0, time.monotonic() - due))
+
+
+def _after(handle: Any) -> str:
+    """Where the task that a callback went on with waits now: the innermost line of the daemon's own."""
+    task = getattr(handle._callback, "__self__", None)
+    coroutine: Any = task.get_coro() if isinstance(task, asyncio.Task) else None
+    found = repr(handle._callback)[:80]
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        file = frame.f_code.co_filename
+        if any(f"/{package}/" in file for package in ("sidecar", "storage", "nats")):
+            found = f"{'/'.join(file.split('/')[-2:])}:{frame.f_lineno}"
+        coroutine = coroutine.cr_await
+    return found
 
 
 async def main() -> None:

@@ -51,6 +51,8 @@ async def loop_lag(run: Run, wanted: set[str], histories: Histories) -> list[Row
 def _add(row: Row, name: str, told: Json) -> None:
     late, held = told["late"], told["held"]
     row.add(f"longest work {name}", [max(held, default=0.0) * 1e3], at_most(_MOST_MS), "ms")
+    if told["worst"]:
+        row.notes.append(f"longest work {name}: just before {told['worst']}")
     row.add(f"timer's lateness {name}, p99", [percentile(late, 0.99) * 1e3], unit="ms")
     row.add(f"timer's lateness {name}, longest", [max(late, default=0.0) * 1e3], unit="ms")
 

@@ -92,6 +92,8 @@ async def _watched(child: Child, address: str) -> AsyncIterator[Seen]:
     finally:
         task.cancel()
         await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
 
 
 async def _steadily(url: str, material: Material, rate: int, seconds: float) -> int:
@@ -142,9 +144,14 @@ async def _slow_disk(run: Run, row: Row, seconds: float) -> None:
             if full:
                 run.say("and once for longer than the daemon waits")
                 begun = time.monotonic()
-                fill(server.url, "WK_IN", Material(run.sizes.runs, prefix="late"), 0, 100)
+                held = asyncio.create_task(
+                    anyio.to_thread.run_sync(_hold_once, folder / "data", _TOO_LONG_SECONDS + 2.0)
+                )
+                await asyncio.sleep(0.5)
+                late = Material(run.sizes.runs, prefix="late")
+                await anyio.to_thread.run_sync(fill, server.url, "WK_IN", late, 0, 100)
                 count += 100
-                await anyio.to_thread.run_sync(_hold_once, folder / "data", _TOO_LONG_SECONDS + 2.0)
+                await held
                 told = " ".join(reason for at, ready, reason in seen.ready if at > begun and not ready)
         await _end(child, seen, row, "slow disk", count, before, server.url)
         if full:

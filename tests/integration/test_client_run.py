@@ -158,8 +158,9 @@ async def test_what_is_no_event_is_refused_here_and_uses_no_number(box: Box) -> 
         ):
             with pytest.raises(InvalidEvent):
                 await run.tool_called(**fields)  # type: ignore[arg-type]
-        with pytest.raises(InvalidEvent):
-            await run.message("user", "\ud800")
+        for text in ("\ud800", "\ud800" * 2_000_000):
+            with pytest.raises(InvalidEvent):
+                await run.message("user", text)
         with pytest.raises(EventTooLarge):
             await run.tool_called(call_id="c", tool="sh", arguments="x" * 1_100_000)
         await run.message("user", "fine")

@@ -161,9 +161,22 @@ async def test_an_agent_speaks_for_itself_in_its_lane_and_for_nobody_else(
             )
             assert json.loads(answer.data)["task"]["goal"] == "Tag the release"
             assert json.loads((await packets.next_msg(timeout=30)).data)["type"] == "resume.packet"
+            newest = await agent.request(f"$JS.API.DIRECT.GET.WK_OUT.wk.v1.out.{RUN}.packet", b"", timeout=10)
+            assert json.loads(newest.data)["type"] == "resume.packet"
+            digest = f"sha256:{'0' * 64}"
+            for part in (
+                subjects.content_pieces("default", "main", "r", digest),
+                subjects.content_description(subjects.content_object("default", "main", "r", digest)),
+            ):
+                assert (
+                    json.loads((await agent.request(part, b"x", timeout=10)).data)["stream"]
+                    == "OBJ_WK_CONTENT"
+                )
             for forbidden in (
                 f"wk.v1.in.{RUN}.authority",
                 f"wk.v1.in.{RUN}.record",
+                "$JS.API.DIRECT.GET.WK_OUT.wk.v1.out.default.other.r.packet",
+                subjects.content_pieces("default", "other", "r", digest),
                 "wk.v1.in.default.other.r.event",
                 "wk.v1.ask.default.other.r.authorize",
                 f"wk.v1.out.{RUN}.packet",

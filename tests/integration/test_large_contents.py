@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 MODEL = {"name": "m", "context_window": 100_000}
 SECRET = "ghp_0123456789abcdefghijABCDEFGHIJ012345"
-BIG = "".join(f"line {number} of a large größe 🦓 result\n" for number in range(50_000))
+BIG = "".join(f"line {number} of a large größe 🦓 result\n" for number in range(30_000))
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +127,11 @@ async def test_pages_stay_within_their_bound(box: Box) -> None:
             if cursor is None:
                 break
         assert joined == BIG
-        assert pages >= 5
+        assert pages >= 3
 
 
 async def test_secrets_of_a_large_text_are_shown_to_nobody(box: Box) -> None:
-    text = BIG + f"\nthe key is {SECRET}\n" + BIG
+    text = BIG + f"\nthe key is {SECRET}\n"
     async with opened(box) as run:
         await run.run_started(goal="g", model=MODEL)
         name = await told(run, text)

@@ -29,14 +29,14 @@ MUST_FIRE = {
     *(("NothingCompacts", "calm"), ("LaneFlapping", "pair"), ("LaneUnowned", "")),
 }
 """Alert and sidecar; ``pair`` is either of the two that share a lane."""
-MUST_NOT = {"StorageFull", "StorageErrors", "StorageFilling", "StreamReset", "Defect", "EstimateError"}
+MUST_NOT = {"StorageFull", "StorageErrors", "StreamReset", "Defect", "EstimateError"}
 MUST_NOT_AT_CALM = set(alert_cases.ALERTS) - {
     "NothingCompacts",
     "NatsDisconnected",
     "OutboxStuck",
 }
-MAY_BY_THE_MACHINE = {"LoopLag", "IntakeLag", "Down"}
-"""A machine that is busy with other tests may be short of time, and is then told so."""
+MAY_BY_THE_MACHINE = {"LoopLag", "IntakeLag", "Down", "StorageFilling"}
+"""A busy machine may be short of time, or of disk for a load 60 times as fast, and is then told so."""
 
 UNMOVED = {
     "storage_full": "needs a full disk: tests/crash/test_crash_faults.py",

@@ -370,6 +370,10 @@ async def failing_box(server: NatsServer, folder: Any) -> AsyncIterator[Box]:
         "tenant": "failing",
         "summarizer.timeout_seconds": 1,
         "summarizer.max_attempts": 20,
+        # Only who asks begins an attempt.
+        "budget.checkpoint_at": 0.97,
+        "budget.compact_at": 0.98,
+        "budget.critical_at": 0.99,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sidecar.core.course, "BACK_OFF_SECONDS", (0.2,))

@@ -186,6 +186,7 @@ async def test_the_command_forgets_a_finished_run_and_the_daemon_tells_the_broke
 
         await eventually(told, "the broker forgets")
         assert (await state(box, "done"))["tombstones"][0]["reason"] == "command"
+        assert await box.metric("runs_forgotten_total") == 1
         assert (await box.ask("done", "packet")).code == "run_unknown"
         assert (await box.packet("open"))["task"]["goal"] == f"Splice the {WORD}"
 

@@ -130,7 +130,9 @@ class _Attempt:
         self.changes = [_change(deal) for _ in range(1 + deal.below(2))]
         self.cut = deal.below(8) == 7
         self.wait = deal.pick(_WAITS)
-        self.meanwhile = deal.pick((*("nothing",) * 4, "told", "asked again", "settled", "killed", "stopped"))
+        self.meanwhile = deal.pick(
+            (*("nothing",) * 4, "told", "asked again", "settled", "mode", "killed", "stopped")
+        )
 
     @property
     def behaviour(self) -> Behaviour:
@@ -146,12 +148,9 @@ class _Attempt:
     @property
     def hopeless(self) -> bool:
         """Nothing of this may ever move the boundary."""
+        too_late = self.wait == _WAITS[-1] or (self.wait > 0 and self.meanwhile == "mode")
         ended = self.meanwhile in ("killed", "stopped")
-        return (
-            self.kind == "bad"
-            or self.wait == _WAITS[-1]
-            or (self.kind == "changed" and self.cut and not ended)
-        )
+        return self.kind == "bad" or too_late or (self.kind == "changed" and self.cut and not ended)
 
 
 # --- the law --------------------------------------------------------------------------------------------
@@ -224,6 +223,11 @@ class _Course:
                     "approval.resolved", approval_id="ap1", outcome="granted", by="ann", action="deploy"
                 )
                 await life.read()
+            case "mode":
+                # Whoever runs the daemon takes the run out of compaction, and puts it back.
+                life.desk.reconfigure(msgspec.structs.replace(harness.config, mode="observe"))
+                await life.settled()
+                life.desk.reconfigure(harness.config)
             case "killed":
                 await anyio.sleep(0.001)
                 life.kill()

@@ -56,15 +56,18 @@ def test_the_others_cannot_be_asked(found: Evaluation) -> None:
     for item in found.facts:
         if item.strategy != "digest":
             assert (item.by_ref, item.by_search, item.top3) == (0, 0, -1)
-            assert item.in_packet + item.lost == item.facts if False else True
+            assert item.in_packet < item.facts or item.kind in ("command", "prohibition")
 
 
 def test_facts_are_taken_by_rule() -> None:
+    printed = "all good: 118 passed in the suite\n#4411 9f31c07a4b"
     told = [
-        event("message", "e-1", role="user", content="Never touch src/a/b.py. See https://x.example/y, please."),
+        event(
+            "message", "e-1", role="user", content="Never touch src/a/b.py. See https://x.example/y, please."
+        ),
         event("tool.called", "e-2", call_id="c", tool="bash", arguments={"command": "make test ARGS=1"}),
-        event("tool.returned", "e-3", call_id="c", status="ok", content="all good: 118 passed in the suite\n#4411 9f31c07a4b"),
-    ]  # fmt: skip
+        event("tool.returned", "e-3", call_id="c", status="ok", content=printed),
+    ]
     taken = {(fact.kind, fact.text) for fact in facts(enumerate(told, 1))}
     assert taken == {
         ("prohibition", "Never touch src/a/b.py."),

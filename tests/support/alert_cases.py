@@ -86,7 +86,7 @@ ALERTS: Final[dict[str, list[Case]]] = {
     ],
     "StorageFilling": [
         fires(40, {**FILLING, "storage_free_bytes": "10000000000x60"}),
-        fires(40, {"storage_bytes": "5000000x60", "storage_free_bytes": "200000000x60"}),
+        fires(40, {"storage_bytes": "900000000x60", "storage_free_bytes": "50000000x60"}),
         quiet(40, {**FILLING, "storage_free_bytes": "900000000000x60"}),
         quiet(40, {"storage_bytes": "0x60", "storage_free_bytes": "0x60"}),
     ],

@@ -4,6 +4,8 @@ by pid only.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -30,12 +32,19 @@ def default_binary() -> Path:
     return Path(found)
 
 
+_FIRST_PORT, _PORTS = 20_000, 12_000
+"""Below those the system gives to outgoing connections, which may come between a look and its use."""
+_tried = itertools.count(os.getpid() * 61)
+
+
 def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that is free now, and that neither this process nor most likely another one asks for next."""
+    for number in itertools.islice(_tried, _PORTS):
+        port = _FIRST_PORT + number % _PORTS
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:

@@ -182,12 +182,12 @@ def states() -> str:
 
 
 def subjects(patterns: Iterable[str]) -> str:
-    """The subjects in a cell; what the daemon needs of JetStream's interface in words, since it is long."""
+    """The subjects in a cell; where most are of JetStream's interface, these in words."""
     names = list(patterns)
-    shown = [f"`{name}`" for name in names if not name.startswith("$JS.")]
-    return ", ".join(shown) + (
-        ", and JetStream's interface for its own streams" if len(shown) < len(names) else ""
-    )
+    shown = [name for name in names if not name.startswith("$JS.")]
+    if 2 * len(shown) > len(names):
+        return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(f"`{name}`" for name in shown) + ", and JetStream's interface for its own streams"
 
 
 def roles() -> str:
@@ -204,7 +204,7 @@ def roles() -> str:
         (
             (
                 name,
-                subjects(may["publish"]) or "one answer to each request",
+                subjects(may["publish"]) if may["publish"] else "one answer to each request",
                 subjects(may["subscribe"]),
             )
             for name, may in parties.items()

@@ -11,6 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from sidecar import metric_labels as labels
+from sidecar import tracing
 from sidecar.metrics import Metrics
 
 C, G, H = "counter", "gauge", "histogram"
@@ -150,6 +151,28 @@ def test_the_accept_header_chooses_the_format_and_cannot_break_it(accept: str, o
     assert body.endswith(b"# EOF\n") is openmetrics
     if openmetrics:
         assert list(text_string_to_metric_families(body.decode()))
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "told"),
+    [(TRACE + "01", True), (TRACE + "00", False), (None, False), ("00-no-trace-01", False), ("", False)],
+)
+def test_an_observation_names_its_trace_if_that_was_sampled(traceparent: str | None, told: bool) -> None:
+    metrics = Metrics()
+    metrics.committed(0.003, traceparent)
+    metrics.usage(0.5, 0.1, traceparent)
+    metrics.phase_took("publish", 0.2, traceparent)
+    with tracing.carrying(traceparent), metrics.phase("commit"):
+        pass
+    body = metrics.render("application/openmetrics-text")[1].decode()
+    named = [line for line in body.splitlines() if "# {" in line]
+    assert len(named) == (5 if told else 0)
+    assert all('# {trace_id="4bf92f3577b34da6a3ce929d0e0e4736"}' in line for line in named)
+    assert list(text_string_to_metric_families(body))
+    assert "trace_id" not in metrics.render("")[1].decode()
 
 
 def test_gauges_over_lanes_are_sums_and_a_lost_lane_leaves_nothing() -> None:

@@ -23,6 +23,7 @@ from storage import (
     Store,
     set_aside,
 )
+from storage.data_dir import DataDir
 from storage.errors import translate
 from support.storage_rows import Messages, commit, opened
 
@@ -161,6 +162,19 @@ def test_every_error_says_what_now() -> None:
     for kind in kinds:
         assert kind.answer in ("retry", "reject", "stop", "page")
         assert kind.hint in str(kind("what happened"))
+
+
+def test_room_is_what_is_free_on_the_disk_or_left_of_the_limit(tmp_path: Path) -> None:
+    held = DataDir.take(tmp_path / "data")
+    free = held.free_bytes()
+    assert free > 0
+    held.limit = 10_000
+    assert held.free_bytes() == 10_000
+    held.database.write_bytes(b"x" * 9_000)
+    assert held.free_bytes() == 1_000
+    held.database.write_bytes(b"x" * 11_000)
+    assert held.free_bytes() == 0
+    held.release()
 
 
 def test_errors_of_the_system_are_translated(tmp_path: Path) -> None:
