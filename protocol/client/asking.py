@@ -25,7 +25,7 @@ from protocol.client.errors import (
     Unavailable,
 )
 from protocol.codec import decode_struct, encode
-from protocol.errors import ASK_ERROR_CODES, RETRYABLE_ASK_CODES, AskErrorCode, ProtocolError
+from protocol.errors import ASK_ERROR_CODES, AskErrorCode, ProtocolError
 from protocol.handoff import Packet
 from protocol.subjects import Verb
 
@@ -160,5 +160,4 @@ def _failure(body: bytes, headers: Mapping[str, str]) -> AskFailed | None:
         if code not in ASK_ERROR_CODES:
             code, message = "unavailable", f"refused with {headers.get(_ERROR_CODE, 'no code')[:40]}"
     known: AskErrorCode = code  # type: ignore[assignment]  # one of the protocol's, as just made sure of
-    assert known in RETRYABLE_ASK_CODES or known in _FAILURES
     return _FAILURES[known](known, message)

@@ -5,7 +5,7 @@ Only the shape of a question is made here; who answers, and how often it is aske
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
@@ -47,10 +47,8 @@ class Questions:
     tenant: str
     lane: str
     name: str
-    session: str
     _asker: Asker
     _publisher: Publisher
-    _requests: itertools.count[int]
 
     def _after(self, after: int | None) -> int | None:
         return (self._publisher.newest if after is None else after) or None
@@ -140,8 +138,8 @@ class Questions:
             cursor = page.next
 
     def fresh_request_id(self) -> str:
-        """A request id nobody used before."""
-        return f"{self.session}-r{next(self._requests)}"
+        """A request id nobody used before, in whatever session: a permission asked for anew must not be an old one."""
+        return f"r-{uuid.uuid4().hex}"
 
     async def authorize(
         self,

@@ -6,7 +6,6 @@ never decided here.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -83,7 +82,6 @@ class Run(RunEvents, ItemEvents, AuthorityEvents, Questions):
             broker, subjects.inbound(tenant, lane, name, settings.channel), bound=settings.queue
         )
         self._asker = Asker(broker, tenant, lane, name, patience=settings.ask_seconds)
-        self._requests = itertools.count(1)
         self._box = PacketBox(tenant, lane, name)
         self._redactor: Redactor | None = (
             None if settings.redaction is None else redactor_for(settings.redaction)

@@ -87,5 +87,7 @@ def test_growth_is_not_judged_flat() -> None:
 
 def test_the_published_page_is_that_of_the_published_results() -> None:
     here = Path(__file__).parent
+    if not (here / "results.json").exists():
+        pytest.skip("no full run was published yet: make bench")
     results = json.loads((here / "results.json").read_text())
     assert (here / "RESULTS.md").read_text() == page(results)

@@ -437,7 +437,7 @@ async def test_a_compaction_service_that_fails(
         told = story.told.run
 
         async def fails(phase: Phase, reason: str) -> None:
-            await story.tell(phase, 2 if reasons else 4)
+            await story.tell(phase, 1 if reasons else 4)
             await story.agree()
             await story.resume()
             answer = await story.told.compact()
