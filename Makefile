@@ -34,8 +34,9 @@ comma := ,
 demo: $(VENV)/.demo
 	@$(BIN)/watchkeeper demo
 
+# make test WORKERS=2: files of tests beside each other.
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(if $(WORKERS),-n $(WORKERS) --dist loadfile)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

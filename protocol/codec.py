@@ -172,7 +172,7 @@ def _value_fault(event: Event) -> str | None:
 def _number_fault(raw: msgspec.Raw, path: str) -> str | None:
     """Numbers no double holds, in a value kept as bytes: nobody could read it later."""
     shape = bytes(raw).translate(_DIGITS)
-    if not any(sign in shape for sign in _LARGE_NUMBERS):
+    if _LARGE_NUMBERS[0] not in shape and _LARGE_NUMBERS[1] not in shape and _LARGE_NUMBERS[2] not in shape:
         return None
     try:
         value = _ANY.decode(raw)

@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import re2  # type: ignore[import-untyped]
@@ -175,6 +175,7 @@ def _hints() -> Any:
 
 
 _HINTS: Final = _hints()
+_TOGETHER: Final = 16
 _FORMS: Final = tuple(
     Pattern(form.kind, regex := re2.compile(form.pattern.encode(), BYTES), min(1, regex.groups))
     for form in FORMS
@@ -194,6 +195,19 @@ def hinted(payload: bytes) -> tuple[int, ...]:
     if not numbers:
         return ()
     return EVERY if _ESCAPED_NUMBER in numbers else tuple(sorted(numbers))
+
+
+def all_hinted(payloads: Sequence[bytes]) -> list[tuple[int, ...]]:
+    """``hinted`` of each. Several are looked at together: nearly always none of them holds anything, and each
+    search hands the interpreter over to other threads and waits to get it back."""
+    found: list[tuple[int, ...]] = []
+    for first in range(0, len(payloads), _TOGETHER):
+        group = payloads[first : first + _TOGETHER]
+        if _HINTS.Match(b"\n".join(group)):
+            found += [hinted(payload) for payload in group]
+        else:
+            found += [()] * len(group)
+    return found
 
 
 def find(text: bytes, numbers: tuple[int, ...] = EVERY, patterns: tuple[Pattern, ...] = ()) -> list[Found]:

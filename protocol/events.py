@@ -676,6 +676,19 @@ def identity(event: Event) -> str:
     same thing said by a former owner, which the fold ignored, must not keep the owner from saying it. Neither
     sign can stand in an id.
     """
+    if type(event) not in _NAMING:
+        return event.id
     if type_of(event) in RECORD_TYPES:
         return f"{event.id}%{event.epoch or 0}"
     return f"{event.id}#{type_of(event)}" if item_id(event) == event.id else event.id
+
+
+_NAMING: Final = frozenset(
+    cls
+    for cls, name in _TYPES.items()
+    if name in RECORD_TYPES
+    or issubclass(
+        cls, OfOperation | OfApproval | OfConstraint | OfDecision | OfQuestion | OfArtifact | OfEvidence
+    )
+)
+"""The types of which an event's id alone is not what tells it from others."""

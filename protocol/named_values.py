@@ -99,6 +99,55 @@ _CODE: Final = re.compile(
 _PATH: Final = re.compile(rb"(?:~|\.{1,2})?/|[A-Za-z]:\\|[a-z][a-z0-9+.-]*://")
 _WORDLIKE: Final = re.compile(rb"[A-Za-z]+(?:[._-][A-Za-z]+)*$|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+$")
 _NAME_OF_CODE: Final = re.compile(rb"_?(?:[a-z0-9]+(?:_[a-z0-9]+){2,}|[A-Z0-9]+(?:_[A-Z0-9]+){2,})$")
+_SHORTEST_WORD: Final = {"password": 5, "secret": 6, "api_key": 6, "token": 8}
+"""Of a word without a digit or sign in it, by what its name gives away: shorter ones are code nearly always."""
+# What may stand behind a word that was assigned: nothing that makes an expression of it.
+_ASSIGNED_END: Final = re.compile(
+    rb"[\"'`]?(?:$|\s*[\r\n]|\\+[nrt]|\s*[,;&)}\]\"'`<#|]|\.?\s+(?![=+*/%<>?:&|.(\[-])|\.$)"
+)
+# And behind one that was told: nothing at all in its line, or another thing told.
+_TOLD_END: Final = re.compile(
+    rb"[\"'`]?(?:\s*$|\s*[\r\n]|\\+[nrt]|[ \t]*[,;&)}\]\"'`<#|](?![(\[=])|\.(?:\s|$)|[ \t]+(?:and\b|[\w-]{1,40}[:=]))"
+)
+_NO_SECRET: Final = frozenset(
+    b"accepted access account action added after again agent algorithm allowed alphanumeric already always"
+    b" api apikeys args argument arguments async attribute attributes auth authenticate authentication"
+    b" authorization available await backend based because before between body boolean browser buffer"
+    b" bytearray cache cached call callback cannot challenge change changed char character characters chars"
+    b" check class clear client code column config configuration configured confirm confirmation connection"
+    b" const constant constructor contains content context control cookie cookies could count create"
+    b" created credential current custom data database datetime decode decoded decrypt decrypted delete"
+    b" deleted deny derived description details disabled display document double either element email"
+    b" embedding enable enabled encode encoded encrypt encrypted encryption enter entry error errors every"
+    b" exact exception existing expected expiration expiry export exported expression external extract"
+    b" extracted failed fails fallback false field fields filled filter final first fixed forgot format"
+    b" forms found fragment from function generate generator getenv getpass given global group hash hashed"
+    b" hashing header headers here hint identifier identity import inactive incorrect index inferred init"
+    b" initial inline input inputs insert inside instance instead interface internal invalidate issue"
+    b" issued item items iterator json keep keys keyword keywords kind label last later leaked length"
+    b" letters level lexer line link list literal load loaded local locked login logout lookup lowercase"
+    b" main makes managed manual manually mapping match matched matches maximum member message metadata"
+    b" method middle minimum mismatch mock mode model module must name named names namespace needed never"
+    b" next node nonce normal note nothing null nullable number numeric obtained older only opaque operator"
+    b" option options original other otherwise output override package page paging param parameter params"
+    b" parse parsed parser part parts passphrase passwords path pattern payload pending plain plaintext"
+    b" please policy position present previous print process production profile properties property"
+    b" protected provided provider punctuation query quoted random range rather read reader readonly record"
+    b" redact redacted redirect reference refresh refreshed refused regenerate regex register reject"
+    b" rejected remote remove removed replace replaced request requests require reset resolve resolved"
+    b" response result results return returned returns revoke revoked right role root rotate rotated"
+    b" rotation route rule rules salt same sample save saved scalar schema scheme scope secrets section"
+    b" secure select sensitive separator service session sessions set settings should show shown signature"
+    b" signed simple single size some source special start state static status stdin still stored strategy"
+    b" stream strict strings strong struct subject submit super symbol symbols system table target task"
+    b" temporary testing that their them then there these they thing this those time timeout title tokenize"
+    b" tokenized tokenizer tokens translation transport trim tuple type typed types under unique unused"
+    b" update updated upload uppercase used useful username users uses using utils uuid validate validated"
+    b" validation validator values varchar variable variables verification verified verify version void"
+    b" weak well were what when where whether which while whitespace will with within without word words"
+    b" works would wrapped write wrong yaml your yours".split()
+)
+"""Words that stand behind such names in code, in documents and in messages about them, and are no secrets."""
 _STRONG: Final = re.compile(rb"[A-Za-z0-9+/=_.~:-]{16,}$")
 DIGIT: Final = re.compile(rb"[0-9]")
 LETTER: Final = re.compile(rb"[A-Za-z]")
@@ -108,18 +157,25 @@ _SPECIAL: Final = re.compile(rb"[!@#$%^&*+/=~?]")
 def find_named(text: bytes) -> Iterator[Found]:
     through = judged = 0
     for match in _NAMED.finditer(text):
-        start = match.end()
-        if start < through or _INSIDE.search(text, max(0, match.start() - 60), match.start(2)) is not None:
+        first, start = match.span()
+        begin, named = match.span(2)
+        if start < through or _INSIDE.search(text, max(0, first - 60), begin) is not None:
             continue
-        flag, name, rest, sign = match.group(1), match.group(2), match.group(3), match.group(4)
-        if sign is None and flag is None:
+        signed, sign_end = match.span(4)
+        sign = text[signed:sign_end] if signed >= 0 else None
+        if sign is None and match.span(1)[0] < 0:
             continue
+        name, rest = text[begin:named], text[slice(*match.span(3))]
         value = _value(text, start, sign)
         if value is None:
             continue
         begin, end, quoted = value
         judged += 1
-        if judged > MOST_JUDGED or is_value(name, rest, text[begin:end], quoted=quoted, sign=sign or b" "):
+        if (
+            judged > MOST_JUDGED
+            or is_value(name, rest, text[begin:end], quoted=quoted, sign=sign or b" ")
+            or (not quoted and _is_word_given(name, rest, text, begin, end, sign or b" "))
+        ):
             if end - begin == LONGEST_VALUE or judged > MOST_JUDGED:
                 end = _RUN.match(text, begin).end()  # type: ignore[union-attr]  # it may be empty
             through = end
@@ -198,7 +254,9 @@ def is_value(name: bytes, rest: bytes, value: bytes, *, quoted: bool, sign: byte
     digit = DIGIT.search(value) is not None
     # A name of something in code holds such a word; with a digit and in one piece, it reads as chosen.
     chosen = digit and b"_" not in value
-    if (_KEYWORD_FIRST.match(value) is not None and not chosen) or _CODE.match(value) is not None:
+    if _CODE.match(value) is not None:
+        return False
+    if _KEYWORD_FIRST.match(value) is not None and not chosen and not (quoted and _is_plain(value)):
         return False
     letter = LETTER.search(value) is not None or any(byte > 127 for byte in value)
     if kind == "token":
@@ -212,9 +270,26 @@ def is_value(name: bytes, rest: bytes, value: bytes, *, quoted: bool, sign: byte
         return False
     shell = name.isupper() and sign == b"="
     one_word = value.isalpha()
-    if kind == "password":
-        return one_word and len(value) >= 6 and (quoted or shell)
-    return one_word and len(value) >= 8 and (quoted or shell)
+    return one_word and len(value) >= _SHORTEST_WORD[kind] and (quoted or shell)
+
+
+def _is_plain(word: bytes) -> bool:
+    """Whether it is one lower-case word that stands for nothing in code or in a sentence about secrets."""
+    return word.isalpha() and word.islower() and word not in WORDS and word not in _NO_SECRET
+
+
+def _is_word_given(name: bytes, rest: bytes, text: bytes, begin: int, end: int, sign: bytes) -> bool:
+    """Whether a bare word behind a name is what was chosen as a secret: ``password: hunter``.
+
+    Behind ``=`` and ``:`` stand types, variables and sentences as well. One lower-case word is given away where
+    it is neither of the words they are made of, and nothing goes on behind it.
+    """
+    word = text[begin:end]
+    if sign not in (b"=", b":", b" ") or not _is_plain(word) or len(word) < _SHORTEST_WORD[kind_of(name)]:
+        return False
+    if _NO_VALUE.match(rest) is not None or (sign == b":" and _FILE.search(rest) is not None):
+        return False
+    return (_TOLD_END if sign == b":" else _ASSIGNED_END).match(text, end) is not None
 
 
 def is_strong(value: bytes) -> bool:

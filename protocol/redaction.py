@@ -73,15 +73,17 @@ class Redactor:
         """The text with a mark in place of every secret. Idempotent."""
         return self._text(text, detectors.EVERY, Counter()) if self._enabled else text
 
-    def message(self, payload: bytes) -> Redacted | None:
+    def message(self, payload: bytes, hints: tuple[int, ...] | None = None) -> Redacted | None:
         """A message of ``wk.v1.in`` (JSON that decodes as an event) without its secrets; None: it holds none.
+
+        ``hints``: what ``detectors.hinted`` says of it, where that is known.
 
         The rest of the message stays as it was sent: fields, their order, unknown ones too; white space and
         the spelling of numbers and escapes need not, and of a field given twice the last stays.
         """
         if not self._enabled:
             return None
-        numbers = detectors.hinted(payload)
+        numbers = detectors.hinted(payload) if hints is None else hints
         if not numbers and not self._patterns:
             return None
         try:

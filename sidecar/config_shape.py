@@ -133,7 +133,7 @@ class Intake(Table, frozen=True, kw_only=True):
 
     gap_after_seconds: Seconds = 30.0
     max_event_bytes: Annotated[int, Meta(ge=1_024, le=67_108_864)] = 1_048_576
-    batch: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    batch: Annotated[int, Meta(ge=1, le=10_000)] = 1_024
     content_mib: Annotated[int, Meta(ge=0, le=16_777_216)] = 1_024
 
 

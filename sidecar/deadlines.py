@@ -37,12 +37,15 @@ _WATCHED = ("operation", "call", "gap", "approval")
 def note_changes(hot: HotRun, stamp: float) -> list[tuple[str, float]]:
     """Record in the run's view when watched items began, from the broker's time of the message.
 
-    Call after folding and before the changes are stored. Returns the keys that are new, with the
-    moment each began (an approval: the moment it expires).
+    Call after each folded message. Returns the keys that are new, with the moment each began (an approval:
+    the moment it expires).
     """
     since = hot.view.since
     new: list[tuple[str, float]] = []
-    for kind, item_id in hot.ledger.changed:
+    changed = hot.ledger.changed
+    if not changed:
+        return new
+    for kind, item_id in changed:
         if kind not in _WATCHED:
             continue
         key = f"{kind}/{item_id}"
@@ -52,6 +55,9 @@ def note_changes(hot: HotRun, stamp: float) -> list[tuple[str, float]]:
         elif key not in since or (kind == "approval" and since[key] != begins):
             since[key] = begins
             new.append((key, begins))
+    # Looked at once: what the messages before it in the transaction changed is not looked at again.
+    hot.changed |= changed
+    changed.clear()
     return new
 
 

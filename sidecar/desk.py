@@ -29,7 +29,7 @@ from sidecar.core.budget import BudgetSettings
 from sidecar.health import Health
 from sidecar.metrics import Metrics
 from sidecar.notices import Voice
-from sidecar.runs import Runs
+from sidecar.runs import Rows, Runs
 from storage.errors import StorageError
 from storage.records import (
     Adoption,
@@ -173,6 +173,11 @@ class Desk:
                 raise
             self.runs.trim()
 
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for the lock."""
+        return self.lock.statistics().tasks_waiting > 0
+
     async def aside(self, run: str, work: Callable[[], T]) -> T:
         """What ``work`` makes of a run's ledger; hold the lock, so that nothing changes under it.
 
@@ -211,20 +216,24 @@ class Desk:
         adopt: Sequence[Adoption] = (),
         forget: Sequence[TombstoneRow] = (),
         meta: Mapping[str, bytes] | None = None,
+        rows: Rows | None = None,
     ) -> None:
         """Write the touched runs and everything that speaks of them in one transaction; hold the lock.
 
+        ``rows``: the runs as they were to be written, where more is folded while this is on its way; who does
+        that (within ``changing``) also discards it.
         On failure the memory of this lane is discarded, since it may be ahead of the disk; the error
         goes on to the caller (``StorageError``). Whoever is cancelled meanwhile still waits for its end.
         """
+        behind = rows is not None
         try:
-            runs, items = self.runs.rows(touched)
+            rows = self.runs.rows(touched) if rows is None else rows
             unit = Unit(
                 tenant=self.tenant,
                 lane=self.lane,
                 journal=tuple(journal),
-                runs=tuple(runs),
-                items=tuple(items),
+                runs=tuple(rows.runs),
+                items=tuple(rows.items),
                 outbox=tuple(self._traced(row) for row in outbox),
                 cursor=cursor,
                 open_attempt=open_attempt,
@@ -241,11 +250,12 @@ class Desk:
             with anyio.CancelScope(shield=True):
                 await self.store.commit(unit)
         except BaseException as error:
-            self.runs.discard()
+            if not behind:
+                self.runs.discard()
             if isinstance(error, StorageError) and error.answer != "reject":
                 self.metrics.storage_failed(type(error).__name__)
             raise
-        self.runs.committed(touched)
+        self.runs.committed(rows)
         if cursor is not None:
             self.cursor = cursor
         if outbox:

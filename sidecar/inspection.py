@@ -57,7 +57,7 @@ async def inspect_run(
                     "usable": view.budget.usable(settings),
                     "window": view.budget.window,
                 },
-                "compaction": msgspec.to_builtins(view.course),
+                "compaction": msgspec.structs.asdict(view.course),
                 "violations": view.violations,
                 "checkpoints": [
                     {

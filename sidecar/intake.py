@@ -8,67 +8,51 @@ into the outbox of the same transaction.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Final
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 import structlog
 
 from protocol import subjects
 from protocol.codec import decode_event
 from protocol.content import Ordinal
+from protocol.detectors import all_hinted
 from protocol.errors import ProtocolError
 from protocol.events import Event, SettingsApplied, identity, type_of
 from protocol.identifiers import Id
 from sidecar import tracing
+from sidecar.chunk import Chunk, Flight, Incoming, Key, again_key, names_item
 from sidecar.core import fold as core
 from sidecar.core.state import Lane
 from sidecar.desk import Desk
 from sidecar.observer import Observer
-from sidecar.runs import HotRun
+from sidecar.runs import HotRun, Rows
 from sidecar.transport.pump import Delivery
-from storage.records import Cursor, JournalEntry, OutboxRow
+from storage.errors import StorageError
+from storage.records import Cursor, JournalEntry
 
 _REJECTIONS_A_MINUTE = 60
 """``.rejected`` messages per run and minute (wire protocol, section 8); the counter counts all."""
 
+_LARGE: Final = 64 * 1024
+"""Bytes from which on a message is decoded, redacted and folded on a thread: one of a megabyte takes longer than
+the loop may be held."""
+_TURN: Final = 64
+"""Messages folded before the loop gets its turn, about 2 ms."""
+_DECODED_AT_ONCE: Final = 256
+_REMEMBERED: Final = 20_000
+"""Statements about items of which the digests stay in memory."""
+
 log = structlog.get_logger(__name__)
 
-Key = tuple[str, subjects.Channel, str]
-"""(run, channel, identity): what two deliveries of one message have in common."""
-
-
-class Incoming:
-    """One delivery on its way: either an event or the reason why it is none."""
-
-    __slots__ = ("body", "channel", "delivery", "event", "key", "problem", "redacted", "run", "sha256")
-
-    def __init__(self, delivery: Delivery) -> None:
-        self.delivery = delivery
-        self.sha256 = hashlib.sha256(delivery.payload).digest()
-        self.body = delivery.payload
-        """What is kept: as it came, or without its secrets."""
-        self.redacted = False
-        self.run: str | None = None
-        self.channel: subjects.Channel = "event"
-        self.event: Event | None = None
-        self.problem: ProtocolError | None = None
-        self.key: Key | None = None
-
-
-class Chunk:
-    """What one transaction will hold, and what is to be told once it is committed."""
-
-    def __init__(self) -> None:
-        self.journal: list[JournalEntry] = []
-        self.outbox: list[OutboxRow] = []
-        self.touched: set[str] = set()
-        self.meta: dict[str, bytes] = {}
-        self.said: dict[tuple[str, str], int] = {}
-        """(run, violation code) → notices in this transaction."""
-        self.states: set[str] = set()
-        """Runs whose state goes to the state stream."""
-        self.after: list[Callable[[], None]] = []
-        """Called after COMMIT, under the lock: counters, waiters, compactions to prepare."""
+_address = lru_cache(maxsize=8_192)(subjects.parse_inbound)
+"""Subjects repeat: taking one apart costs more than decoding a short event."""
 
 
 def lane_key(tenant: str, lane: str) -> str:
@@ -83,36 +67,89 @@ class Intake:
         self._desk = desk
         self._observer = observer
         self._minute: dict[str, tuple[int, int]] = {}
-        self.traceparent: str | None = None
-        """Of a message of the newest ``take`` that had one."""
+        self._told: dict[Key, dict[bytes, None]] = {}
+        """First key of an item's statements of one type → the digests of all of them, in order."""
 
-    async def take(self, deliveries: Sequence[Delivery]) -> None:
-        """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory."""
-        desk = self._desk
-        self.traceparent = None
-        incoming = [self._decode(delivery) for delivery in deliveries]
-        async with desk.changing():
-            names = {item.run for item in incoming if item.run not in (None, subjects.LANE_TOKEN)}
-            for item in incoming:
-                if item.event is not None:
-                    names.update(core.touches(item.event))
-            await desk.runs.load(names)
-            names = {
+    async def take(
+        self,
+        deliveries: Sequence[Delivery],
+        more: Callable[[], Awaitable[Sequence[Delivery]]] | None = None,
+    ) -> None:
+        """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory.
+
+        ``more`` gives what has arrived since, without waiting: it is folded while what came before it is being
+        committed. One transaction is on its way at a time, and what was folded behind it is not handed over
+        before it is on disk. If it fails, both are discarded.
+        """
+        flight: Flight | None = None
+        accepted: Mapping[Key, bytes] = {}
+        async with self._desk.changing():
+            try:
+                while deliveries:
+                    incoming = await self._decoded(deliveries)
+                    await self._load(incoming)
+                    known = {**accepted, **await self._known(incoming)}
+                    if flight is not None and any(map(_is_large, deliveries)):
+                        # On a thread nothing may happen to memory beside folding.
+                        await flight.landed()
+                    start = 0
+                    while start < len(incoming):
+                        chunk = Chunk()
+                        start, due = await self._fold(chunk, incoming, start, known)
+                        rows = await self._rows(chunk)
+                        if flight is not None:
+                            await flight.landed()
+                        flight = Flight(self._commit(chunk, rows))
+                        if due or more is None or start < len(incoming):
+                            # A compaction begins from the run as it is at the end of this transaction.
+                            await flight.landed()
+                    accepted = chunk.accepted
+                    deliveries = () if more is None else await more()
+                if flight is not None:
+                    await flight.landed()
+            except BaseException:
+                self._told.clear()
+                if flight is not None:
+                    with suppress(StorageError):
+                        await flight.landed()
+                raise
+            if sum(map(len, self._told.values())) > _REMEMBERED:
+                self._told.clear()
+
+    async def _decoded(self, deliveries: Sequence[Delivery]) -> list[Incoming]:
+        incoming = []
+        for number, delivery in enumerate(deliveries, 1):
+            if _is_large(delivery):
+                incoming.append(await anyio.to_thread.run_sync(self._decode, delivery))
+            else:
+                incoming.append(self._decode(delivery))
+            if number % _DECODED_AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
+        usual = [item for item in incoming if not _is_large(item.delivery)]
+        for item, hints in zip(usual, all_hinted([item.body for item in usual]), strict=True):
+            item.hints = hints
+        return incoming
+
+    async def _load(self, incoming: Sequence[Incoming]) -> None:
+        """Have every run in memory that these messages may change, with its whole family."""
+        runs = self._desk.runs
+        names = {item.run for item in incoming if item.run not in (None, subjects.LANE_TOKEN)}
+        for item in incoming:
+            if item.event is not None:
+                names.update(core.touches(item.event))
+        await runs.load(names)
+        await runs.load(
+            {
                 parent
                 for name in names
-                if (ledger := desk.runs.ledgers.get(name)) is not None and (parent := ledger.head.parent)
+                if (ledger := runs.ledgers.get(name)) is not None and (parent := ledger.head.parent)
             }
-            await desk.runs.load(names)
-            known = await self._known(incoming)
-            start = 0
-            while start < len(incoming):
-                start = await self._chunk(incoming, start, known)
-            desk.lag = deliveries[-1].pending
+        )
 
     def _decode(self, delivery: Delivery) -> Incoming:
         item = Incoming(delivery)
         try:
-            address = subjects.parse_inbound(delivery.subject)
+            address = _address(delivery.subject)
         except ValueError as error:
             item.problem = ProtocolError("invalid_field", f"subject: {error}")
             return item
@@ -133,55 +170,84 @@ class Intake:
     async def _known(self, incoming: Sequence[Incoming]) -> dict[Key, bytes]:
         """The payload digests of those keys that were accepted before, by key."""
         desk = self._desk
-        known: dict[Key, bytes] = {}
-        turns = {item.key: range(1, 2) for item in incoming if item.key is not None}
-        while turns:
-            asked = [_again(key, turn) for key, block in turns.items() for turn in block]
-            maybe = [key for key in asked if desk.store.maybe_known(desk.tenant, desk.lane, *key)]
-            if not maybe:
-                break
-            found = await desk.store.find_ids(desk.tenant, desk.lane, maybe)
-            known.update((key, stored.sha256) for key, stored in found.items())
-            # Twice as many each time: an item that was spoken of often must not cost a read for each.
-            turns = {
-                key: range(block.stop, 2 * block.stop)
-                for key, block in turns.items()
-                if _names_item(key) and _again(key, block.stop - 1) in found
-            }
-        return known
+        maybe = [
+            item.key
+            for item in incoming
+            if item.key is not None and desk.store.maybe_known(desk.tenant, desk.lane, *item.key)
+        ]
+        if not maybe:
+            return {}
+        found = await desk.store.find_ids(desk.tenant, desk.lane, maybe)
+        for key, stored in found.items():
+            if names_item(key) and key not in self._told:
+                self._told[key] = await self._statements(key, stored.sha256)
+        return {key: stored.sha256 for key, stored in found.items()}
 
-    async def _chunk(self, incoming: Sequence[Incoming], start: int, known: dict[Key, bytes]) -> int:
-        """Fold from ``start`` up to the end or to where a compaction falls due; commit; returns the next."""
-        chunk = Chunk()
-        index = start
-        while index < len(incoming):
+    async def _statements(self, key: Key, first: bytes) -> dict[bytes, None]:
+        """The digests of all statements of one type about an item. Read once while the item is spoken of."""
+        desk = self._desk
+        told = {first: None}
+        while True:
+            # Twice as many each time: an item that was spoken of often must not cost a read for each.
+            block = range(len(told) + 1, 2 * len(told) + 1)
+            asked = [again_key(key, turn) for turn in block]
+            maybe = [again for again in asked if desk.store.maybe_known(desk.tenant, desk.lane, *again)]
+            found = await desk.store.find_ids(desk.tenant, desk.lane, maybe) if maybe else {}
+            for again in asked:
+                if again not in found:
+                    return told
+                told[found[again].sha256] = None
+
+    async def _fold(
+        self, chunk: Chunk, incoming: Sequence[Incoming], start: int, known: dict[Key, bytes]
+    ) -> tuple[int, bool]:
+        """Fold from ``start`` up to the end or to where a compaction falls due: where the next transaction
+        begins, and whether one is due."""
+        desk = self._desk
+        chunk.began = desk.mono()
+        index, due = start, False
+        while index < len(incoming) and not due:
             item = incoming[index]
             index += 1
             said = len(chunk.outbox)
-            due = self._one(item, chunk, known)
-            if item.delivery.stream_seq <= self._desk.quiet_through:
+            if _is_large(item.delivery):
+                due = await anyio.to_thread.run_sync(self._one, item, chunk, known)
+            else:
+                due = self._one(item, chunk, known)
+            if item.delivery.stream_seq <= desk.quiet_through:
                 del chunk.outbox[said:]
                 chunk.states.clear()
-            if due:
-                break
-        last = incoming[index - 1].delivery
-        desk = self._desk
-        chunk.touched |= desk.runs.join_families(chunk.touched)
+            if index % _TURN == 0:
+                await anyio.lowlevel.checkpoint()
+        chunk.last = incoming[index - 1].delivery
+        return index, due
+
+    async def _rows(self, chunk: Chunk) -> Rows:
+        """What is written of the runs, as they are now."""
+        runs = self._desk.runs
+        chunk.touched |= runs.join_families(chunk.touched)
         chunk.outbox.extend(await self._observer.states(chunk.states))
-        lane_state = desk.runs.lane_bytes()
-        if lane_state != desk.runs.lane_stored:
-            chunk.meta[lane_key(desk.tenant, desk.lane)] = lane_state
+        lane_state = runs.lane_bytes()
+        if lane_state != runs.lane_stored:
+            chunk.meta[lane_key(self._desk.tenant, self._desk.lane)] = lane_state
+        return runs.rows(chunk.touched)
+
+    async def _commit(self, chunk: Chunk, rows: Rows) -> None:
+        """One transaction, and what is to be told once it is on disk."""
+        desk, last = self._desk, chunk.last
+        assert last is not None
         await desk.commit(
-            touched=chunk.touched,
+            rows=rows,
             journal=chunk.journal,
             outbox=chunk.outbox,
             cursor=Cursor(stream_seq=last.stream_seq, stream_created=desk.cursor.stream_created),
             meta=chunk.meta,
         )
-        desk.runs.lane_stored = lane_state
-        for tell in chunk.after:
-            tell()
-        return index
+        for lane_state in chunk.meta.values():
+            desk.runs.lane_stored = lane_state
+        desk.lag = last.pending
+        desk.metrics.committed(desk.mono() - chunk.began, chunk.traceparent)
+        self._observer.committed(chunk)
 
     def _one(self, item: Incoming, chunk: Chunk, known: dict[Key, bytes]) -> bool:
         """Fold one message into the chunk; whether the chunk must end here."""
@@ -189,27 +255,29 @@ class Intake:
         if item.problem is not None or item.event is None or item.run is None or item.key is None:
             self._reject(item, item.problem, chunk)
             return False
-        turn = 1
-        while (before := known.get(item.key)) is not None:
+        first, told = item.key, None
+        if (before := known.get(first)) is not None:
             # A record's id is derived from what it says: said again under the same epoch, it is the same one
             # whatever time it carries.
             if before == item.sha256 or item.channel == "record":
                 chunk.after.append(desk.metrics.duplicate)
                 return False
-            if _names_item(item.key):
-                # Two different statements about one item are two messages; what the second may still
-                # change is for the ledger to say.
-                turn += 1
-                item.key = _again(item.key, turn)
-                continue
-            conflict = ProtocolError(
-                "duplicate_conflict",
-                f"id {item.event.id} was used before with other bytes; the first stands",
-                item.event.id,
-            )
-            self._reject(item, conflict, chunk)
-            self._observer.conflict(item.run, item, chunk)
-            return False
+            if not names_item(first):
+                conflict = ProtocolError(
+                    "duplicate_conflict",
+                    f"id {item.event.id} was used before with other bytes; the first stands",
+                    item.event.id,
+                )
+                self._reject(item, conflict, chunk)
+                self._observer.conflict(item.run, item, chunk)
+                return False
+            # Two different statements about one item are two messages; what the second may still change is
+            # for the ledger to say.
+            told = self._told.setdefault(first, {before: None})
+            if item.sha256 in told:
+                chunk.after.append(desk.metrics.duplicate)
+                return False
+            item.key = again_key(first, len(told) + 1)
         if item.run == subjects.LANE_TOKEN:
             self._lane_record(item.event)
             name = type_of(item.event)
@@ -236,10 +304,12 @@ class Intake:
             if item.run in desk.runs.ledgers:
                 self._observer.after_rejection(item.run, outcome, item, chunk)
             return False
-        known[item.key] = item.sha256
+        known[item.key] = chunk.accepted[item.key] = item.sha256
+        if told is not None:
+            told[item.sha256] = None
         hot = desk.runs.of(item.run)
         if event.traceparent is not None:
-            hot.traceparent = self.traceparent = tracing.valid(event.traceparent)
+            hot.traceparent = chunk.traceparent = tracing.valid(event.traceparent)
         hot.chain = hashlib.sha256(hot.chain + item.sha256).digest()
         chunk.journal.append(self._entry(item, hot))
         chunk.touched |= outcome.touched
@@ -262,7 +332,7 @@ class Intake:
         Only the digest stays that of the message as it came, so that it is known again and its chain holds.
         """
         assert item.event is not None
-        found = self._desk.redactor.message(item.body)
+        found = self._desk.redactor.message(item.body, item.hints)
         if found is not None:
             item.event = decode_event(found.payload, run=item.run, channel=item.channel)
             item.body, item.redacted = found.payload, True
@@ -345,17 +415,8 @@ class _Numbered(msgspec.Struct):
 _NUMBERED = msgspec.json.Decoder(_Numbered)
 
 
-def _names_item(key: Key) -> bool:
-    """Whether the message's id is that of the item it speaks of (``protocol.events.identity``)."""
-    return "#" in key[2]
-
-
-def _again(key: Key, turn: int) -> Key:
-    """The key of the ``turn``-th different message of one type about one item; of the first the key itself."""
-    if turn == 1:
-        return key
-    first = "#".join(key[2].split("#")[:2])
-    return (key[0], key[1], f"{first}#{turn}")
+def _is_large(delivery: Delivery) -> bool:
+    return len(delivery.payload) >= _LARGE
 
 
 def decode_lane(body: bytes) -> Lane:

@@ -152,9 +152,9 @@ class Metrics:
 
     # --- intake ---------------------------------------------------------------------------------------------
 
-    def folded(self, event_type: str) -> None:
-        """A message was folded and committed."""
-        self._count("events_total", event_type)
+    def folded(self, event_type: str, count: int = 1) -> None:
+        """So many messages of a type were folded and committed."""
+        self._count("events_total", event_type, by=count)
 
     def rejected(self, code: str, *, published: bool = True) -> None:
         """A message was refused; `published` is false where the limit per run kept it quiet."""

@@ -25,6 +25,7 @@ from protocol.events import (
     type_of,
 )
 from protocol.handoff import Recent
+from sidecar.config_shape import Mode
 from sidecar.core import family, policy
 from sidecar.core.budget import LEVELS, Observed, at_least, observe
 from sidecar.core.course import Defer, follow
@@ -42,14 +43,18 @@ from storage.errors import StorageError
 from storage.records import OutboxRow
 
 if TYPE_CHECKING:
+    from sidecar.chunk import Chunk, Incoming
     from sidecar.compactor import Compactor
-    from sidecar.intake import Chunk, Incoming
     from sidecar.responder import Responder
 
 _TICK_SECONDS = 1.0
 _STATES_AT_ONCE = 16
 """States of one transaction; each may have half a megabyte."""
 
+_LOOKED_AT = 8_000
+"""Characters of a message in which its first sentence begins."""
+
+_UNFILLED = frozenset(LEVELS[: LEVELS.index("compact")])
 _OF_THE_AGENT = frozenset({"authorization.requested", "run.resumed", "usage.reported", "boundary.marked"})
 """Types that are no news to the agent whatever channel they come on."""
 log = structlog.get_logger(__name__)
@@ -78,15 +83,14 @@ class Observer:
         assert event is not None
         desk, view, head = self._desk, hot.view, hot.ledger.head
         name = type_of(event)
-        chunk.after.append(lambda: desk.metrics.folded(name))
+        chunk.folded[name] = chunk.folded.get(name, 0) + 1
         view.stream_seq = item.delivery.stream_seq
         for touched in outcome.touched:
-            relative = desk.runs.of(touched)
-            began = note_changes(relative, item.delivery.stamp)
+            began = note_changes(hot if touched == run else desk.runs.of(touched), item.delivery.stamp)
             if began:
-                chunk.after.append(lambda touched=touched, began=began: self._deadlines.watch(touched, began))  # type: ignore[misc]
+                chunk.after.append(partial(self._deadlines.watch, touched, began))
             if touched != run:
-                chunk.after.append(lambda touched=touched: self._packets.mark(touched, "changed"))  # type: ignore[misc]
+                chunk.mark(touched, "changed")
         if item.channel != "event" and name not in _OF_THE_AGENT and not outcome.ignored:
             view.changed_by_others_at = head.version
         if outcome.handed_down:
@@ -96,7 +100,8 @@ class Observer:
             desk.runs.of(event.child_run).view.spawned += 1
         if view.unproven_before:
             self._prove(hot, event, outcome)
-        self._say(run, hot, outcome, item, chunk)
+        if outcome.violations or outcome.operations_unknown or name == "gap.declared":
+            self._say(run, hot, outcome, item, chunk)
         observed = observe(
             view.budget,
             event,
@@ -106,21 +111,29 @@ class Observer:
             settings=desk.budget,
             channel=item.channel,
         )
-        self._account(run, hot, observed, chunk)
+        mode, bypass = desk.config.mode_for(head.labels)
+        self._account(run, hot, observed, chunk, shadowed=mode == "shadow")
         if isinstance(event, Message) and event.role == "assistant" and not outcome.foreign:
             self._recent(hot, event)
         if isinstance(event, RunResumed):
             self._resumed(run, hot, event, chunk)
-        if isinstance(event, RunPaused):
-            chunk.after.append(lambda: self._packets.mark(run, "paused"))
-        else:
-            chunk.after.append(lambda: self._packets.mark(run, "changed"))
+        chunk.mark(run, "paused" if isinstance(event, RunPaused) else "changed")
         if name == "run.finished" and head.finished is not None and not outcome.late and not outcome.foreign:
             self._finished(hot, head, item, chunk)
         if outcome.decision is not None:
-            decision, version = outcome.decision, head.version
-            chunk.after.append(lambda: self._responder.decided(run, event.id, decision, version))
-        return self._decide(run, hot, item, chunk)
+            chunk.after.append(
+                partial(self._responder.decided, run, event.id, outcome.decision, head.version)
+            )
+        return self._decide(run, hot, item, chunk, mode, bypass=bypass)
+
+    def committed(self, chunk: Chunk) -> None:
+        """What was counted while folding is on disk: tell it, once for the whole transaction."""
+        for name, count in chunk.folded.items():
+            self._desk.metrics.folded(name, count)
+        for run, reason in chunk.marks.items():
+            self._packets.mark(run, reason)
+        for tell in chunk.after:
+            tell()
 
     def _mark_descendants(self, run: str) -> None:
         """What holds for a run holds for those it spawned: their packets may say something new."""
@@ -177,7 +190,7 @@ class Observer:
         key = (code, item.delivery.stream_seq, refs)
         chunk.outbox.append(desk.voice.notice(run, "violation", desk.now(), key, code=code, refs=refs[:50]))
 
-    def _account(self, run: str, hot: HotRun, observed: Observed, chunk: Chunk) -> None:
+    def _account(self, run: str, hot: HotRun, observed: Observed, chunk: Chunk, *, shadowed: bool) -> None:
         desk, view, head = self._desk, hot.view, hot.ledger.head
         settings = desk.budget
         if observed.sampled and observed.usable > 0:
@@ -191,7 +204,6 @@ class Observer:
             ]
         if observed.level_after != observed.level_before:
             self._level(run, hot, observed, chunk)
-        mode, _ = desk.config.mode_for(head.labels)
         told = follow(view.course, view.budget, observed, settings)
         if told == "not_applied":
             chunk.after.append(desk.metrics.not_taken_up)
@@ -203,7 +215,7 @@ class Observer:
             chunk.outbox.append(
                 desk.voice.notice(run, told, desk.now(), (reason, head.position), reason=reason)
             )
-        if mode == "shadow":
+        if shadowed:
             follow(view.shadow, view.budget, observed, settings)
 
     def _level(self, run: str, hot: HotRun, observed: Observed, chunk: Chunk) -> None:
@@ -222,10 +234,10 @@ class Observer:
         )
         rose = LEVELS.index(observed.level_after) > LEVELS.index(observed.level_before)
         if rose and observed.level_before == "ok":
-            chunk.after.append(lambda: self._packets.mark(run, "checkpoint"))
+            chunk.mark(run, "checkpoint")
 
     def _recent(self, hot: HotRun, event: Message) -> None:
-        text = first_sentence(content_text(event.content))
+        text = first_sentence(content_text(event.content)[:_LOOKED_AT])
         if text:
             line = Recent(text=text[:200], ref=f"event:{event.id}")
             hot.view.recent = [*hot.view.recent, line][-RECENT_LINES:]
@@ -267,11 +279,17 @@ class Observer:
 
     # --- compaction -------------------------------------------------------------------------------------
 
-    def _decide(self, run: str, hot: HotRun, item: Incoming, chunk: Chunk) -> bool:
+    def _decide(
+        self, run: str, hot: HotRun, item: Incoming, chunk: Chunk, mode: Mode, *, bypass: bool
+    ) -> bool:
         desk = self._desk
+        course, level = hot.view.course_of(mode), hot.view.budget.level
+        if level in _UNFILLED and mode != "shadow" and course.at_rest:
+            # Nothing to decide, as for nearly every message.
+            return False
         if run in self._compactor.running or item.delivery.stream_seq <= desk.quiet_through:
             return False
-        step = self._step(hot)
+        step = self._step(hot, mode, bypass=bypass)
         if isinstance(step, policy.Prepare):
             chunk.after.append(partial(self._prepare, run, step))
             return True
@@ -280,9 +298,8 @@ class Observer:
             chunk.outbox.append(self._deferred(run, hot, step))
         return False
 
-    def _step(self, hot: HotRun) -> policy.Step:
+    def _step(self, hot: HotRun, mode: Mode, *, bypass: bool) -> policy.Step:
         desk = self._desk
-        mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
         return policy.decide(
             hot.ledger,
             hot.view.budget,
@@ -329,7 +346,8 @@ class Observer:
 
     async def _reconsider(self, run: str, hot: HotRun) -> bool:
         """Decide again because time has passed; hold the lock. False when storage refused."""
-        step = self._step(hot)
+        mode, bypass = self._desk.config.mode_for(hot.ledger.head.labels)
+        step = self._step(hot, mode, bypass=bypass)
         if isinstance(step, policy.Prepare):
             self._prepare(run, step)
         elif isinstance(step, Defer) and step.changed:

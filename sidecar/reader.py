@@ -17,7 +17,7 @@ from sidecar.intake import Intake
 from sidecar.transport.errors import Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.publisher import LanePublisher
-from sidecar.transport.pump import Pump
+from sidecar.transport.pump import Delivery, Pump
 from storage.errors import StorageError, StorageFull
 from storage.records import Cursor
 
@@ -102,9 +102,7 @@ class Reader:
         desk = self._desk
         deliveries = await self._pump.next(desk.config.intake.batch, _NEXT_SECONDS)
         if deliveries:
-            began = desk.mono()
-            await self._intake.take(deliveries)
-            desk.metrics.committed(desk.mono() - began, self._intake.traceparent)
+            await self._intake.take(deliveries, self._more)
         else:
             # An idle lane follows the stream's end, so that it never looks behind.
             settled = await self._pump.settled_through()
@@ -117,6 +115,15 @@ class Reader:
         desk.metrics.storage_full(False)
         await self._look_up()
         self._health("reading", desk.caught_up, "" if desk.caught_up else f"{desk.lag} events behind")
+
+    async def _more(self) -> list[Delivery]:
+        """What has arrived while the last messages were folded, while nobody else has to get a turn first."""
+        desk = self._desk
+        first_seen = not desk.caught_up and desk.cursor.stream_seq >= self._backlog
+        if not self._pump.arrived or desk.wanted or desk.runs.crowded or first_seen:
+            return []
+        desk.metrics.lag(desk.lane, desk.lag)
+        return await self._pump.next(desk.config.intake.batch, 0)
 
     async def _look_up(self) -> None:
         if not self._desk.caught_up and self._desk.cursor.stream_seq >= self._backlog:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -26,13 +27,15 @@ log = structlog.get_logger(__name__)
 class HotRun:
     """One run in memory."""
 
-    __slots__ = ("busy", "chain", "counted", "family", "ledger", "traceparent", "used_at", "view")
+    __slots__ = ("busy", "chain", "changed", "counted", "family", "ledger", "traceparent", "used_at", "view")
 
     def __init__(self, ledger: state.Ledger, view: View, chain: bytes, family: str) -> None:
         self.ledger = ledger
         self.view = view
         self.chain = chain
         self.family = family
+        self.changed: set[tuple[str, str]] = set()
+        """Items to be written, beside those that ``ledger.changed`` still names."""
         self.used_at = 0
         self.busy = 0
         """Compactions and answers that hold on to it; it is not let go meanwhile."""
@@ -40,6 +43,19 @@ class HotRun:
         """The level under which ``Runs.levels`` holds it; None while it is not committed, or finished."""
         self.traceparent: str | None = None
         """Of the newest message that had one; tracing is a matter of the moment and is stored nowhere."""
+
+
+def _stays(item: ItemRow) -> bool:
+    return item.body is not None
+
+
+class Rows(NamedTuple):
+    """Runs as they were when ``Runs.rows`` was called, whatever is folded into them meanwhile."""
+
+    runs: list[RunRow]
+    items: list[ItemRow]
+    levels: list[tuple[HotRun, str | None]]
+    """The level each run counts under once this is committed; None: finished."""
 
 
 class Runs:
@@ -154,14 +170,15 @@ class Runs:
             for ledger in line(self.ledgers, name)
         )
 
-    def rows(self, names: Iterable[str]) -> tuple[list[RunRow], list[ItemRow]]:
+    def rows(self, names: Iterable[str]) -> Rows:
         """What of these runs has to be written now; call inside the same unit as their journal entries."""
+        levels: list[tuple[HotRun, str | None]] = []
         runs: list[RunRow] = []
         items: list[ItemRow] = []
         for name in names:
             hot = self.of(name)
             ledger = hot.ledger
-            for kind, key in ledger.changed:
+            for kind, key in hot.changed | ledger.changed:
                 item = ledger.items[kind].get(key)
                 items.append(
                     ItemRow(
@@ -172,7 +189,10 @@ class Runs:
                         live=item is not None and bool(item.live),
                     )
                 )
+            hot.changed.clear()
             ledger.changed.clear()
+            finished = ledger.head.finished is not None
+            levels.append((hot, None if finished else hot.view.budget.level))
             runs.append(
                 RunRow(
                     run=name,
@@ -180,20 +200,21 @@ class Runs:
                     parent=ledger.head.parent,
                     head=state.encode_head(ledger.head),
                     view=encode_view(hot.view),
-                    finished=ledger.head.finished is not None,
+                    finished=finished,
                 )
             )
-        return runs, items
+        # Those that go first: the storage writes neighbours of one kind in one statement.
+        items.sort(key=_stays)
+        return Rows(runs, items, levels)
 
     def recount(self, unfinished: Iterable[RunSummary]) -> None:
         """Count the lane's runs by level from what is stored; hold the lock, with nothing uncommitted."""
         self.levels = Counter(decode_level(row.view) for row in unfinished)
 
-    def committed(self, names: Iterable[str]) -> None:
-        """These runs were written as they are: keep the count by level. Cost: the runs named."""
-        for name in names:
-            hot = self.hot[name]
-            self._count(hot, None if hot.ledger.head.finished is not None else hot.view.budget.level)
+    def committed(self, rows: Rows) -> None:
+        """These rows are on disk: keep the count by level. Cost: the runs named."""
+        for hot, level in rows.levels:
+            self._count(hot, level)
 
     def _count(self, hot: HotRun, level: str | None) -> None:
         if hot.counted is not None:
@@ -206,6 +227,9 @@ class Runs:
         """Give runs whose parent link changed the family of their root; returns those that moved."""
         moved: set[str] = set()
         for name in names:
+            if self.ledgers[name].head.parent is None and self.of(name).family == name:
+                # A root of its own, as nearly every run.
+                continue
             root = self.root(name)
             if self.of(name).family == root:
                 continue
@@ -238,12 +262,17 @@ class Runs:
         self.ledgers.clear()
         self._absent.clear()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more runs are hot than may stay: ``trim`` is due as soon as nothing is on its way."""
+        return len(self.hot) > self._capacity
+
     def trim(self) -> None:
         """Let the least recently used families go until at most ``capacity`` runs are hot."""
         if len(self._absent) > 10_000:
             self._absent.clear()
             self.forgotten.clear()
-        if len(self.hot) <= self._capacity:
+        if not self.crowded:
             return
         newest: dict[str, int] = {}
         busy: set[str] = set()

@@ -23,7 +23,7 @@ RECENT_LINES = 3
 PACKETS_REMEMBERED = 32
 
 
-class Published(msgspec.Struct, kw_only=True):
+class Published(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the newest packet on the wire said, to publish the next one only when it differs."""
 
     protected_digest: str = ""
@@ -41,7 +41,7 @@ class ClearedInTail(msgspec.Struct, frozen=True, kw_only=True):
     result: ClearedResult
 
 
-class View(msgspec.Struct, kw_only=True):
+class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     """See the module. Values only, so that encoding and decoding is a true copy."""
 
     budget: Budget = msgspec.field(default_factory=Budget)

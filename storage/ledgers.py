@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from storage.records import ItemRow, RunRow, RunSummary, StoredItem, StoredRun
 from storage.transaction import Transaction, lane_number, run_number
@@ -14,12 +15,11 @@ def write(
 ) -> None:
     """Write the given runs whole, move on the rows of runs the journal touched, and write the items."""
     named = set()
+    whole = []
     for row in rows:
         state = tx.run(lane_no, row.run)
         named.add(row.run)
-        tx.connection.execute(
-            "UPDATE runs SET family = ?, parent = ?, finished = ?, last_entry = ?, version = ?, "
-            "position = ?, chain = ?, view = ?, head = ? WHERE run_no = ?",
+        whole.append(
             (
                 row.family,
                 row.parent,
@@ -31,8 +31,13 @@ def write(
                 row.view,
                 row.head,
                 state.run_no,
-            ),
+            )
         )
+    tx.connection.executemany(
+        "UPDATE runs SET family = ?, parent = ?, finished = ?, last_entry = ?, version = ?, "
+        "position = ?, chain = ?, view = ?, head = ? WHERE run_no = ?",
+        whole,
+    )
     for run in touched:
         if run not in named:
             state = tx.run(lane_no, run)
@@ -106,17 +111,17 @@ def item(
 
 def _write_items(tx: Transaction, lane_no: int, items: Sequence[ItemRow]) -> None:
     # In the caller's order, since a unit may delete and set the same key.
-    for row in items:
-        run_no = tx.run(lane_no, row.run).run_no
-        if row.body is None:
-            tx.connection.execute(
-                "DELETE FROM items WHERE run_no = ? AND kind = ? AND key = ?", (run_no, row.kind, row.key)
+    for gone, some in groupby(items, lambda row: row.body is None):
+        if gone:
+            tx.connection.executemany(
+                "DELETE FROM items WHERE run_no = ? AND kind = ? AND key = ?",
+                [(tx.run(lane_no, row.run).run_no, row.kind, row.key) for row in some],
             )
         else:
-            tx.connection.execute(
+            tx.connection.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
                 "live = excluded.live, body = excluded.body",
-                (run_no, row.kind, row.key, row.live, row.body),
+                [(tx.run(lane_no, row.run).run_no, row.kind, row.key, row.live, row.body) for row in some],
             )
 
 

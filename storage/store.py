@@ -62,7 +62,7 @@ from storage.records import (
 )
 from storage.search import SearchFound, Wanted
 from storage.transaction import lane_number
-from storage.writer import Writer
+from storage.writer import Job, Writer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -195,7 +195,14 @@ class Store:
         Raises Stale, OutOfOrder, StorageConflict (this unit alone is refused), StorageFull, StorageBusy,
         StorageClosed and others (nothing of it was stored).
         """
-        return await self._writer.submit(partial(units.apply, unit), units.weight(unit))
+        return await self.begin(unit).outcome()
+
+    def begin(self, unit: Unit) -> Job[Committed]:
+        """Hand ``unit`` over; its ``outcome`` is what ``commit`` returns and raises. Raises StorageClosed.
+
+        Units are committed in the order they were handed over.
+        """
+        return self._writer.enqueue(partial(units.apply, unit), units.weight(unit))
 
     async def outbox_sent(self, ids: Sequence[int]) -> int:
         """Delete messages that left, or must not leave; the number there were. Idempotent."""

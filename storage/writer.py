@@ -49,6 +49,13 @@ class Job(Generic[T]):
         self.result: T | None = None
         self.error: StorageError | None = None
 
+    async def outcome(self) -> T:
+        """Wait for the commit and give what the work returned. Raises what it raised."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]  # set together with done, where there is no error
+
 
 class Writer:
     """Owns the writing connection. ``run`` must be running for anything to be committed."""
@@ -82,15 +89,16 @@ class Writer:
 
         Raises what the work raised (nothing of it is stored then), StorageClosed if it was never begun.
         """
+        return await self.enqueue(work, weight).outcome()
+
+    def enqueue(self, work: Callable[[Transaction], T], weight: int) -> Job[T]:
+        """As ``submit``, without waiting: the job's ``outcome`` says what became of it."""
         if self._stopping:
             raise StorageClosed("the store is closing")
         job = Job(work, weight)
         self._queue.append(job)
         self._wake.set()
-        await job.done.wait()
-        if job.error is not None:
-            raise job.error
-        return job.result  # type: ignore[return-value]  # set together with done, where there is no error
+        return job
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Commit what is handed over until ``stop`` or cancellation. Runs once.

@@ -17,6 +17,8 @@ from protocol.events import (
     ModelChanged,
     RunResumed,
     RunStarted,
+    ToolCalled,
+    ToolReturned,
     UsageReported,
 )
 from sidecar.core.samples import (
@@ -32,7 +34,7 @@ from sidecar.core.samples import (
     take_sample,
     take_up,
 )
-from sidecar.core.tokens import estimate
+from sidecar.core.tokens import NOTHING, estimate
 from sidecar.core.window import HYSTERESIS, LEVELS, BudgetSettings, Level, at_least, level_of, usable
 
 __all__ = [
@@ -53,7 +55,7 @@ __all__ = [
 ]
 
 
-class Observed(Struct, frozen=True, kw_only=True):
+class Observed(Struct, frozen=True, kw_only=True, gc=False):
     """What one event did to the figure. ``sample_error``: (expected - reported) / reported."""
 
     level_before: Level
@@ -88,8 +90,20 @@ def observe(
     if not current:
         if isinstance(event, UsageReported):
             ignored = count_ignored(budget, "foreign_session")
-        return _observed(budget, settings, before, ignored=ignored)
+        return Observed(
+            level_before=before,
+            level_after=budget.level,
+            used=budget.used(),
+            usable=budget.usable(settings),
+            ignored=ignored,
+        )
     match event:
+        case ToolCalled() | ToolReturned():
+            # Nearly half of all events, and nothing to do but count what they hold.
+            pass
+        case Message():
+            if event.role == "assistant":
+                budget.before_assistant = Mark("", position - 1, budget.total)
         case UsageReported():
             ignored, error, taken = take_sample(budget, event, late)
             sampled = ignored is None
@@ -114,23 +128,31 @@ def observe(
                 if kept is not None:
                     tokens = min(tokens, settings.packet_tokens + budget.weigh(budget.total - kept.total))
                 take_up(budget, tokens, position, known=known)
-        case Message() if event.role == "assistant":
-            budget.before_assistant = Mark("", position - 1, budget.total)
         case _:
             pass
-    budget.total = budget.total + estimate(event)
+    content = estimate(event)
+    if content is not NOTHING:
+        budget.total = budget.total + content
     if len(budget.marks) >= MARKS:
         budget.marks_lost = True
     name = event.id if channel == "event" else ELSEWHERE + event.id
     budget.marks = (*budget.marks[-MARKS + 1 :], Mark(name, position, budget.total))
     previous: Level = "ok" if fresh else before
-    budget.level = level_of(budget.used(), budget.usable(settings), previous, settings)
+    used, usable = budget.used(), budget.usable(settings)
+    budget.level = level_of(used, usable, previous, settings)
     if fresh and at_least(budget.level, "compact"):
         budget.by_model = LEVELS.index(budget.level) > LEVELS.index(before)
     elif taken or not at_least(budget.level, "compact"):
         budget.by_model = False
-    return _observed(
-        budget, settings, before, ignored=ignored, sampled=sampled, sample_error=error, took_up=taken
+    return Observed(
+        level_before=before,
+        level_after=budget.level,
+        used=used,
+        usable=usable,
+        sampled=sampled,
+        sample_error=error,
+        ignored=ignored,
+        took_up=taken,
     )
 
 
@@ -178,25 +200,3 @@ def _set_model(budget: Budget, model: Model) -> bool:
         budget.report_model, budget.other_models = "", 0
         budget.reweigh()
     return changed
-
-
-def _observed(
-    budget: Budget,
-    settings: BudgetSettings,
-    before: Level,
-    *,
-    ignored: Ignored | None = None,
-    sampled: bool = False,
-    sample_error: float | None = None,
-    took_up: bool = False,
-) -> Observed:
-    return Observed(
-        level_before=before,
-        level_after=budget.level,
-        used=budget.used(),
-        usable=budget.usable(settings),
-        sampled=sampled,
-        sample_error=sample_error,
-        ignored=ignored,
-        took_up=took_up,
-    )

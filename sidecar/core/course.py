@@ -49,7 +49,7 @@ _DROP_SHARE = 0.05
 """Share of the usable window by which the figure must fall to count as a real change."""
 
 
-class Course(Struct, kw_only=True):
+class Course(Struct, kw_only=True, omit_defaults=True):
     """Compaction state of one chain (live or shadow) of one run."""
 
     checkpoint_version: int = 0
@@ -99,6 +99,16 @@ class Course(Struct, kw_only=True):
     def awaiting_take_up(self) -> bool:
         """A packet was committed and the agent's context does not show it yet."""
         return self.awaiting != ""
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is wanted, planned or deferred, and no wait is running."""
+        return (
+            self.wanted_at is None
+            and self.retry_at is None
+            and self.breaker_until is None
+            and not (self.asked or self.deferred or self.ineffective or self.planned)
+        )
 
     @property
     def not_applied(self) -> bool:
@@ -310,7 +320,9 @@ def mark_ineffective(course: Course, budget: Budget, reason: str) -> None:
 def really_changed(course: Course, budget: Budget, settings: BudgetSettings) -> bool:
     """Whether something moved since compaction was found to be ineffective that may make it worth while."""
     usable = budget.usable(settings)
-    material = max(keep_recent(budget, settings), usable // 10) << max(0, min(course.ineffective_times, 6) - 1)
+    material = max(keep_recent(budget, settings), usable // 10) << max(
+        0, min(course.ineffective_times, 6) - 1
+    )
     return (
         budget.window != course.ineffective_window
         or LEVELS.index(budget.level) > LEVELS.index(course.ineffective_level)

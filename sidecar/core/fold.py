@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from protocol import events as wire
-from protocol.events import AUTHORITY_ONLY_TYPES, RECORD_TYPES, Event, SettingsApplied, type_of
+from protocol.events import AUTHORITY_ONLY_TYPES, EVENT_TYPES, RECORD_TYPES, Event, SettingsApplied, type_of
 from sidecar.core import approvals, calls, children, contract, family, operations, sessions, turns, work
 from sidecar.core.entry import RUN_VIOLATIONS, Entry, Origin, Outcome, Violation, count_violation
 from sidecar.core.state import Channel, Head, Lane, Ledger
@@ -85,6 +85,11 @@ _RULES: Final[dict[type[Event], Rule]] = {
     wire.GapDeclared: sessions.declare_gap,
 }
 
+_RECORDS: Final = frozenset(EVENT_TYPES[name] for name in RECORD_TYPES)
+_RESERVED: Final = frozenset(
+    {*(EVENT_TYPES[name] for name in AUTHORITY_ONLY_TYPES), wire.ConstraintLifted, wire.ConstraintSet}
+)
+"""What may be refused to an agent."""
 _EVIDENCE: Final[frozenset[type[Event]]] = frozenset(
     {
         wire.ToolCalled,
@@ -170,13 +175,13 @@ def note_rejected(
 
 def _refusal(lane: Lane, ledger: Ledger | None, event: Event, channel: Channel) -> str | None:
     """Why the sender may not say this at all, or ``None``."""
-    name = type_of(event)
-    if (name in RECORD_TYPES) != (channel == "record"):
-        return f"{name} does not belong on the channel {channel}"
-    if channel != "event" or not lane.settings.authority_required:
+    kind = type(event)
+    if (kind in _RECORDS) != (channel == "record"):
+        return f"{type_of(event)} does not belong on the channel {channel}"
+    if kind not in _RESERVED or channel != "event" or not lane.settings.authority_required:
         return None
-    if name in AUTHORITY_ONLY_TYPES:
-        return f"{name} counts from an authority only"
+    if type_of(event) in AUTHORITY_ONLY_TYPES:
+        return f"{type_of(event)} counts from an authority only"
     if ledger is not None:
         return contract.refusal(ledger, event)
     if isinstance(event, wire.ConstraintLifted):

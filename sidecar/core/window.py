@@ -11,6 +11,7 @@ from msgspec import Struct
 
 Level = Literal["ok", "checkpoint", "compact", "critical", "overflow"]
 LEVELS: Final[tuple[Level, ...]] = ("ok", "checkpoint", "compact", "critical", "overflow")
+_RANK: Final[dict[Level, int]] = {level: rank for rank, level in enumerate(LEVELS)}
 
 HYSTERESIS: Final = 0.05
 DEFAULT_OUTPUT: Final = 8_192
@@ -48,9 +49,12 @@ def level_of(used: int, usable: int, previous: Level, settings: BudgetSettings) 
     if usable <= 0:
         return "ok"
     ratio = used / usable
+    held = _RANK[previous]
+    if held == 0 and ratio < min(settings.checkpoint_at, settings.compact_at, settings.critical_at):
+        # Where nearly every event ends.
+        return "ok"
     bounds = (0.0, settings.checkpoint_at, settings.compact_at, settings.critical_at, 1.0)
-    entered = max(index for index, bound in enumerate(bounds) if ratio >= bound)
-    held = LEVELS.index(previous)
+    entered = max((rank for rank, bound in enumerate(bounds) if ratio >= bound), default=0)
     while held > entered and ratio <= bounds[held] - HYSTERESIS:
         held -= 1
     return LEVELS[max(entered, held)]
@@ -58,4 +62,4 @@ def level_of(used: int, usable: int, previous: Level, settings: BudgetSettings) 
 
 def at_least(level: Level, other: Level) -> bool:
     """Whether ``level`` is ``other`` or higher."""
-    return LEVELS.index(level) >= LEVELS.index(other)
+    return _RANK[level] >= _RANK[other]

@@ -35,7 +35,7 @@ _API_TIMEOUT: Final = 5.0
 _REQUEST_OVER: Final = ("exceeds maxbytes", "batch completed")
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One message as the stream holds it.
 
     ``pending`` is how many more the consumer has to deliver after this one; ``stamp`` is when the stream
@@ -97,6 +97,11 @@ class Pump:
             raise Unavailable("the pump is not open")
         return await self._incarnation.next(max_messages, timeout)
 
+    @property
+    def arrived(self) -> int:
+        """Messages that ``next`` would hand out at once."""
+        return 0 if self._incarnation is None else self._incarnation.arrived
+
     async def facts(self) -> StreamFacts:
         """Where the stream stands now. Raises Unavailable."""
         try:
@@ -142,7 +147,7 @@ class _Incarnation:
         self._forget = session.at_end(self._session_ended)
 
     async def begin(self, start_seq: int) -> StreamFacts:
-        self._subscription = await self._session.subscribe(f"{self._inbox}.*", self._receive)
+        self._subscription = await self._session.subscribe(f"{self._inbox}.*", self._receive, at_once=True)
         config: dict[str, Any] = {
             "name": self._consumer,
             "deliver_policy": "by_start_sequence",
@@ -237,6 +242,10 @@ class _Incarnation:
         if status == "503":
             description = description or "consumer or stream is gone, or JetStream is not ready"
         self._fail(f"pull ended: {status} {description}".rstrip())
+
+    @property
+    def arrived(self) -> int:
+        return len(self._box)
 
     def settled_through(self) -> int | None:
         if self._box or self._trouble is not None or self._pending > 0:

@@ -13,7 +13,7 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from sidecar.transport import tls
+from sidecar.transport.arrivals import Arrival, Arrivals, Sink, readable
 from sidecar.transport.credentials import CredentialsFile
 from sidecar.transport.errors import (
     ApiError,
@@ -79,6 +80,27 @@ class _Client(Client):
 
     tls_wanted = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = self.arrivals = Arrivals(self)
+
+    async def subscribe_with(
+        self, queued: Callable[[Msg], Awaitable[None]], subject: str, sink: Sink | None
+    ) -> Any:
+        """Subscribe without limits. Instead of ``queued`` the ``sink`` is called as messages are read."""
+        if sink is not None:
+            # Before the server is asked: its first message may be read before the answer.
+            self.arrivals.sinks[b"%d" % (self._sid + 1)] = sink
+        return await self.subscribe(subject, cb=queued, pending_msgs_limit=0, pending_bytes_limit=0)
+
+    async def _process_msg(self, sid: Any, subject: Any, reply: Any, data: Any, headers: Any) -> None:
+        sink = self.arrivals.sinks.get(b"%d" % sid)
+        if sink is None or sid not in self._subs:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        found = await self._process_headers(headers)
+        sink(Arrival(readable(bytes(subject)), readable(bytes(reply)), data, found))
+
     def _connect_command(self) -> bytes:
         if self.tls_wanted and not self._server_info.get("tls_required"):
             raise nats.errors.SecureConnWantedError
@@ -91,22 +113,20 @@ class _Client(Client):
             return None
 
     def _build_message(self, sid: Any, subject: Any, reply: Any, data: Any, headers: Any) -> Any:
-        return super()._build_message(sid, _readable(subject), _readable(reply), data, headers)
-
-
-def _readable(name: bytes) -> bytes:
-    """A name from the wire as valid UTF-8: what is not becomes a sign that no subject token holds."""
-    return bytes(name).decode(errors="replace").encode()
+        subject, reply = readable(bytes(subject)).encode(), readable(bytes(reply)).encode()
+        return super()._build_message(sid, subject, reply, data, headers)
 
 
 class Subscription:
     """A subscription of one session. It ends with the session at the latest."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, sinks: dict[bytes, Sink]) -> None:
         self._inner = inner
+        self._sinks = sinks
 
     async def close(self) -> None:
         """Stop deliveries. Idempotent; never raises when the session is gone already."""
+        self._sinks.pop(b"%d" % self._inner._id, None)
         with suppress(nats.errors.Error, OSError):
             await self._inner.unsubscribe()
 
@@ -396,25 +416,25 @@ class Session:
         reply = await self.request(f"{API}.{verb}", payload, timeout=timeout)
         return decode_api(reply.payload)
 
-    async def subscribe(self, subject: str, callback: Callable[[Incoming], None]) -> Subscription:
+    async def subscribe(
+        self, subject: str, callback: Callable[[Incoming], None], *, at_once: bool = False
+    ) -> Subscription:
         """Call back for each message, in order, on the event loop. Nothing is ever dropped here: bound
-        it yourself.
+        it yourself. ``at_once``: from within the client's reader, which an error of the callback would end.
 
         Raises Unavailable.
         """
         if self.lost is not None:
             raise Unavailable(f"connection lost: {self.lost}")
 
-        async def deliver(message: Msg) -> None:
+        async def queued(message: Msg) -> None:
             callback(message)
 
         try:
-            inner = await self._client.subscribe(
-                subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0
-            )
+            inner = await self._client.subscribe_with(queued, subject, callback if at_once else None)
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"cannot subscribe: {error}") from error
-        return Subscription(inner)
+        return Subscription(inner, self._client.arrivals.sinks)
 
 
 def _connect_failure(host: str, error: BaseException) -> TransportError:

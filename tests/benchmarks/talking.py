@@ -7,6 +7,7 @@ clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -51,18 +52,17 @@ class Child:
         self.began = 0.0
 
     async def __aenter__(self) -> Child:
-        noise = subprocess.DEVNULL if self._log is None else self._log.open("wb")
-        self.began = time.monotonic()
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=noise,
-            env={**environment(), **self._extra},
-            limit=_LINE,
-        )
-        if not isinstance(noise, int):
-            noise.close()
+        with contextlib.ExitStack() as stack:
+            noise = subprocess.DEVNULL if self._log is None else stack.enter_context(self._log.open("wb"))
+            self.began = time.monotonic()
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=noise,
+                env={**environment(), **self._extra},
+                limit=_LINE,
+            )
         return self
 
     async def __aexit__(

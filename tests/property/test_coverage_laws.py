@@ -192,10 +192,11 @@ class _Course:
 
     async def _attempt(self, life: Life, attempt: _Attempt) -> None:
         harness = self.harness
-        before = await life.checkpoints()
-        for number in range(1 if before else 2):
+        for number in range(1 if await life.checkpoints() else 2):
             harness.turn(attempt.tokens, wordy=bool(number))
+        # What is read may be compacted by itself, as the summariser did before.
         await life.read_all()
+        before = await life.checkpoints()
         harness.script.always = attempt.behaviour
         await life.ask("compact", reason="wanted")
         await self._meanwhile(life, attempt.meanwhile)

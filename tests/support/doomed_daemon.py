@@ -86,10 +86,10 @@ def hold_output() -> None:
     """The relay never gets to a compaction's messages before the commit's own task goes on."""
     original = LanePublisher.publish
 
-    async def publish(self: Any, stream: Any, subject: str, payload: bytes, msg_id: str) -> None:
+    async def publish(self: Any, stream: Any, subject: str, payload: bytes, *told: Any) -> None:
         if is_of_compaction(payload):
             await anyio.sleep_forever()
-        await original(self, stream, subject, payload, msg_id)
+        await original(self, stream, subject, payload, *told)
 
     LanePublisher.publish = publish  # type: ignore[method-assign]
 
@@ -133,8 +133,8 @@ def after_publish() -> None:
     """The packet is in the stream, its row is still in the outbox."""
     original = LanePublisher.publish
 
-    async def publish(self: Any, stream: Any, subject: str, payload: bytes, msg_id: str) -> None:
-        await original(self, stream, subject, payload, msg_id)
+    async def publish(self: Any, stream: Any, subject: str, payload: bytes, *told: Any) -> None:
+        await original(self, stream, subject, payload, *told)
         if is_of_compaction(payload):
             die()
 

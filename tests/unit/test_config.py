@@ -47,7 +47,7 @@ DEFAULTS = {
     "calls.abandon_after_seconds": 3600.0,
     "intake.gap_after_seconds": 30.0,
     "intake.max_event_bytes": 1048576,
-    "intake.batch": 256,
+    "intake.batch": 1024,
     "intake.content_mib": 1024,
     "lease.seconds": 15.0,
     "lease.max_lanes": 64,
