@@ -12,6 +12,7 @@ import binascii
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import re2  # type: ignore[import-untyped]
@@ -176,6 +177,8 @@ def _hints() -> Any:
 
 _HINTS: Final = _hints()
 _TOGETHER: Final = 16
+MOST_FOUND: Final = 5_000
+"""Secrets that one detector finds in one text before all the rest goes: finding is what costs."""
 _FORMS: Final = tuple(
     Pattern(form.kind, regex := re2.compile(form.pattern.encode(), BYTES), min(1, regex.groups))
     for form in FORMS
@@ -213,19 +216,35 @@ def all_hinted(payloads: Sequence[bytes]) -> list[tuple[int, ...]]:
 def find(text: bytes, numbers: tuple[int, ...] = EVERY, patterns: tuple[Pattern, ...] = ()) -> list[Found]:
     """The secrets in a text (UTF-8) by these detectors and patterns, in order and without overlap.
 
-    Where two claim one place, the earlier detector has it. Marks of an earlier redaction are nobody's.
+    Where two claim one place, the earlier detector has it. Marks of an earlier redaction are nobody's. Behind
+    ``MOST_FOUND`` of one detector all the rest is one secret: such a text is nobody's message.
     """
+    end = len(text)
     marks = [Found("", *mark.span()) for mark in MARK.finditer(text)] if b"[redacted" in text else []
     taken = marks
     for number in numbers:
         candidates = find_named(text) if number == _NAMED_NUMBER else _by_form(text, _FORMS[number])
-        taken = _with(taken, candidates)
+        found = list(islice(candidates, MOST_FOUND))
+        end = min(end, _rest(candidates, end))
+        taken = _with(taken, found)
     for pattern in patterns:
-        taken = _with(taken, _by_form(text, pattern))
-    return [item for item in taken if item.kind]
+        candidates = _by_form(text, pattern)
+        found = list(islice(candidates, MOST_FOUND))
+        end = min(end, _rest(candidates, end))
+        taken = _with(taken, found)
+    if end == len(text):
+        return [item for item in taken if item.kind]
+    # From there on all of it; what an earlier detector has there may begin before.
+    end = min((item.start for item in taken if item.end > end), default=end)
+    return [*(item for item in taken if item.kind and item.end <= end), Found("secret", end, len(text))]
 
 
-def _with(taken: list[Found], candidates: Iterator[Found]) -> list[Found]:
+def _rest(candidates: Iterator[Found], end: int) -> int:
+    """Where the next one begins; ``end`` if there is none."""
+    return next((item.start for item in candidates), end)
+
+
+def _with(taken: list[Found], candidates: list[Found]) -> list[Found]:
     """What is taken, in order, and of the candidates those that overlap nothing of it."""
     starts = [item.start for item in taken]
     fresh = []

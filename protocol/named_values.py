@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import re2  # type: ignore[import-untyped]
+from msgspec import Struct
 
 LONGEST_VALUE: Final = 512
 """So many bytes of a value that a name gives away are judged; what goes is the whole of it."""
@@ -23,8 +24,9 @@ BYTES.log_errors = False
 BYTES.max_mem = 32 << 20
 
 
-class Found(NamedTuple):
-    """A secret in a text: its kind, and the span (bytes) that has to go."""
+class Found(Struct, frozen=True, gc=False):
+    """A secret in a text: its kind, and the span (bytes) that has to go. A hostile text holds a hundred thousand:
+    none of them is the garbage collector's business."""
 
     kind: str
     start: int
@@ -103,7 +105,7 @@ _SHORTEST_WORD: Final = {"password": 5, "secret": 6, "api_key": 6, "token": 8}
 """Of a word without a digit or sign in it, by what its name gives away: shorter ones are code nearly always."""
 # What may stand behind a word that was assigned: nothing that makes an expression of it.
 _ASSIGNED_END: Final = re.compile(
-    rb"[\"'`]?(?:$|\s*[\r\n]|\\+[nrt]|\s*[,;&)}\]\"'`<#|]|\.?\s+(?![=+*/%<>?:&|.(\[-])|\.$)"
+    rb"[\"'`]?(?:$|\s*[\r\n]|\\+[nrt]|\s*[,;&)}\]\"'`<#|]|\.?\s+(?![=+*/%<>?:&|.(\[]|-(?![-A-Za-z]))|\.$)"
 )
 # And behind one that was told: nothing at all in its line, or another thing told.
 _TOLD_END: Final = re.compile(

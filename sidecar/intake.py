@@ -31,6 +31,7 @@ from sidecar.chunk import Chunk, Flight, Incoming, Key, again_key, names_item
 from sidecar.core import fold as core
 from sidecar.core.state import Lane
 from sidecar.desk import Desk
+from sidecar.known import Known
 from sidecar.observer import Observer
 from sidecar.runs import HotRun, Rows
 from sidecar.transport.pump import Delivery
@@ -46,8 +47,6 @@ the loop may be held."""
 _TURN: Final = 64
 """Messages folded before the loop gets its turn, about 2 ms."""
 _DECODED_AT_ONCE: Final = 256
-_REMEMBERED: Final = 20_000
-"""Statements about items of which the digests stay in memory."""
 
 log = structlog.get_logger(__name__)
 
@@ -67,8 +66,7 @@ class Intake:
         self._desk = desk
         self._observer = observer
         self._minute: dict[str, tuple[int, int]] = {}
-        self._told: dict[Key, dict[bytes, None]] = {}
-        """First key of an item's statements of one type → the digests of all of them, in order."""
+        self._known = Known(desk)
 
     async def take(
         self,
@@ -88,7 +86,7 @@ class Intake:
                 while deliveries:
                     incoming = await self._decoded(deliveries)
                     await self._load(incoming)
-                    known = {**accepted, **await self._known(incoming)}
+                    known = {**accepted, **await self._known.of(incoming)}
                     if flight is not None and any(map(_is_large, deliveries)):
                         # On a thread nothing may happen to memory beside folding.
                         await flight.landed()
@@ -108,13 +106,12 @@ class Intake:
                 if flight is not None:
                     await flight.landed()
             except BaseException:
-                self._told.clear()
+                self._known.forget()
                 if flight is not None:
                     with suppress(StorageError):
                         await flight.landed()
                 raise
-            if sum(map(len, self._told.values())) > _REMEMBERED:
-                self._told.clear()
+            self._known.bound()
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> list[Incoming]:
         incoming = []
@@ -166,37 +163,6 @@ class Intake:
             return item
         item.key = (address.run, address.channel, identity(item.event))
         return item
-
-    async def _known(self, incoming: Sequence[Incoming]) -> dict[Key, bytes]:
-        """The payload digests of those keys that were accepted before, by key."""
-        desk = self._desk
-        maybe = [
-            item.key
-            for item in incoming
-            if item.key is not None and desk.store.maybe_known(desk.tenant, desk.lane, *item.key)
-        ]
-        if not maybe:
-            return {}
-        found = await desk.store.find_ids(desk.tenant, desk.lane, maybe)
-        for key, stored in found.items():
-            if names_item(key) and key not in self._told:
-                self._told[key] = await self._statements(key, stored.sha256)
-        return {key: stored.sha256 for key, stored in found.items()}
-
-    async def _statements(self, key: Key, first: bytes) -> dict[bytes, None]:
-        """The digests of all statements of one type about an item. Read once while the item is spoken of."""
-        desk = self._desk
-        told = {first: None}
-        while True:
-            # Twice as many each time: an item that was spoken of often must not cost a read for each.
-            block = range(len(told) + 1, 2 * len(told) + 1)
-            asked = [again_key(key, turn) for turn in block]
-            maybe = [again for again in asked if desk.store.maybe_known(desk.tenant, desk.lane, *again)]
-            found = await desk.store.find_ids(desk.tenant, desk.lane, maybe) if maybe else {}
-            for again in asked:
-                if again not in found:
-                    return told
-                told[found[again].sha256] = None
 
     async def _fold(
         self, chunk: Chunk, incoming: Sequence[Incoming], start: int, known: dict[Key, bytes]
@@ -273,7 +239,7 @@ class Intake:
                 return False
             # Two different statements about one item are two messages; what the second may still change is
             # for the ledger to say.
-            told = self._told.setdefault(first, {before: None})
+            told = self._known.told(first, before)
             if item.sha256 in told:
                 chunk.after.append(desk.metrics.duplicate)
                 return False

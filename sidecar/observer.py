@@ -25,8 +25,7 @@ from protocol.events import (
     type_of,
 )
 from protocol.handoff import Recent
-from sidecar.config_shape import Mode
-from sidecar.core import family, policy
+from sidecar.core import policy
 from sidecar.core.budget import LEVELS, Observed, at_least, observe
 from sidecar.core.course import Defer, follow
 from sidecar.core.excerpt import content_text, first_sentence
@@ -51,10 +50,6 @@ _TICK_SECONDS = 1.0
 _STATES_AT_ONCE = 16
 """States of one transaction; each may have half a megabyte."""
 
-_LOOKED_AT = 8_000
-"""Characters of a message in which its first sentence begins."""
-
-_UNFILLED = frozenset(LEVELS[: LEVELS.index("compact")])
 _OF_THE_AGENT = frozenset({"authorization.requested", "run.resumed", "usage.reported", "boundary.marked"})
 """Types that are no news to the agent whatever channel they come on."""
 log = structlog.get_logger(__name__)
@@ -95,7 +90,7 @@ class Observer:
             view.changed_by_others_at = head.version
         if outcome.handed_down:
             view.handed_down += 1
-            chunk.after.append(partial(self._mark_descendants, run))
+            chunk.after.append(partial(self._packets.mark_descendants, run))
         if isinstance(event, ChildSpawned) and event.child_run in outcome.touched:
             desk.runs.of(event.child_run).view.spawned += 1
         if view.unproven_before:
@@ -111,8 +106,8 @@ class Observer:
             settings=desk.budget,
             channel=item.channel,
         )
-        mode, bypass = desk.config.mode_for(head.labels)
-        self._account(run, hot, observed, chunk, shadowed=mode == "shadow")
+        shadowed = desk.config.mode_for(head.labels)[0] == "shadow"
+        self._account(run, hot, observed, chunk, shadowed=shadowed)
         if isinstance(event, Message) and event.role == "assistant" and not outcome.foreign:
             self._recent(hot, event)
         if isinstance(event, RunResumed):
@@ -124,7 +119,10 @@ class Observer:
             chunk.after.append(
                 partial(self._responder.decided, run, event.id, outcome.decision, head.version)
             )
-        return self._decide(run, hot, item, chunk, mode, bypass=bypass)
+        if not shadowed and view.course.at_rest and not at_least(view.budget.level, "compact"):
+            # Nothing to decide, as for nearly every message.
+            return False
+        return self._decide(run, hot, item, chunk)
 
     def committed(self, chunk: Chunk) -> None:
         """What was counted while folding is on disk: tell it, once for the whole transaction."""
@@ -134,14 +132,6 @@ class Observer:
             self._packets.mark(run, reason)
         for tell in chunk.after:
             tell()
-
-    def _mark_descendants(self, run: str) -> None:
-        """What holds for a run holds for those it spawned: their packets may say something new."""
-        runs = self._desk.runs.ledgers
-        for ledger in family.members(runs, run) if run in runs else ():
-            name = ledger.head.run
-            if name != run and family.descends(runs, name, run):
-                self._packets.mark(name, "changed")
 
     def after_rejection(self, run: str, outcome: Outcome, item: Incoming, chunk: Chunk) -> None:
         """A message the fold rejected may still count as a violation of the run."""
@@ -205,16 +195,12 @@ class Observer:
         if observed.level_after != observed.level_before:
             self._level(run, hot, observed, chunk)
         told = follow(view.course, view.budget, observed, settings)
+        if told is not None:
+            more = {"reason": view.course.ineffective} if told == "ineffective" else {}
+            key = (view.course.checkpoint_id, head.position)
+            chunk.outbox.append(desk.voice.notice(run, told, desk.now(), key, **more))
         if told == "not_applied":
             chunk.after.append(desk.metrics.not_taken_up)
-            chunk.outbox.append(
-                desk.voice.notice(run, told, desk.now(), (view.course.checkpoint_id, head.position))
-            )
-        elif told == "ineffective":
-            reason = view.course.ineffective
-            chunk.outbox.append(
-                desk.voice.notice(run, told, desk.now(), (reason, head.position), reason=reason)
-            )
         if shadowed:
             follow(view.shadow, view.budget, observed, settings)
 
@@ -237,7 +223,7 @@ class Observer:
             chunk.mark(run, "checkpoint")
 
     def _recent(self, hot: HotRun, event: Message) -> None:
-        text = first_sentence(content_text(event.content)[:_LOOKED_AT])
+        text = first_sentence(content_text(event.content)[:8_000])
         if text:
             line = Recent(text=text[:200], ref=f"event:{event.id}")
             hot.view.recent = [*hot.view.recent, line][-RECENT_LINES:]
@@ -279,17 +265,11 @@ class Observer:
 
     # --- compaction -------------------------------------------------------------------------------------
 
-    def _decide(
-        self, run: str, hot: HotRun, item: Incoming, chunk: Chunk, mode: Mode, *, bypass: bool
-    ) -> bool:
+    def _decide(self, run: str, hot: HotRun, item: Incoming, chunk: Chunk) -> bool:
         desk = self._desk
-        course, level = hot.view.course_of(mode), hot.view.budget.level
-        if level in _UNFILLED and mode != "shadow" and course.at_rest:
-            # Nothing to decide, as for nearly every message.
-            return False
         if run in self._compactor.running or item.delivery.stream_seq <= desk.quiet_through:
             return False
-        step = self._step(hot, mode, bypass=bypass)
+        step = self._step(hot)
         if isinstance(step, policy.Prepare):
             chunk.after.append(partial(self._prepare, run, step))
             return True
@@ -298,8 +278,9 @@ class Observer:
             chunk.outbox.append(self._deferred(run, hot, step))
         return False
 
-    def _step(self, hot: HotRun, mode: Mode, *, bypass: bool) -> policy.Step:
+    def _step(self, hot: HotRun) -> policy.Step:
         desk = self._desk
+        mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
         return policy.decide(
             hot.ledger,
             hot.view.budget,
@@ -346,8 +327,7 @@ class Observer:
 
     async def _reconsider(self, run: str, hot: HotRun) -> bool:
         """Decide again because time has passed; hold the lock. False when storage refused."""
-        mode, bypass = self._desk.config.mode_for(hot.ledger.head.labels)
-        step = self._step(hot, mode, bypass=bypass)
+        step = self._step(hot)
         if isinstance(step, policy.Prepare):
             self._prepare(run, step)
         elif isinstance(step, Defer) and step.changed:

@@ -17,6 +17,7 @@ from protocol.codec import encode
 from protocol.handoff import CoversThrough, Packet, PacketReason, Projector
 from protocol.state import StateCheckpoint, StatePacket
 from protocol.summary import Summary
+from sidecar.core import family
 from sidecar.core.packet import BudgetFigures, Built, PacketInputs, build_packet
 from sidecar.core.resume import StoodOn
 from sidecar.desk import Desk
@@ -149,6 +150,14 @@ class Packets:
         if reason == "takeover" or self._dirty.get(run, "changed") == "changed":
             self._dirty[run] = reason
         self._wake.set()
+
+    def mark_descendants(self, run: str) -> None:
+        """What holds for a run holds for those it spawned: their packets may say something new."""
+        runs = self._desk.runs.ledgers
+        for ledger in family.members(runs, run) if run in runs else ():
+            name = ledger.head.run
+            if name != run and family.descends(runs, name, run):
+                self.mark(name, "changed")
 
     def forget(self, run: str) -> None:
         """The run's newest checkpoint changed: read it again next time."""

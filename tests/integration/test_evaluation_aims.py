@@ -14,6 +14,7 @@ from sidecar.evaluation.evaluate import Request, evaluate
 from sidecar.evaluation.outcome import Evaluation, Figures
 from sidecar.evaluation.page import render_page
 from sidecar.evaluation.scenario import read_scenario, shipped
+from tests.support.provider_server import provider
 
 FILES = tuple(sorted(shipped().glob("*.toml")))
 
@@ -95,3 +96,22 @@ def test_the_report_is_one_file_that_loads_nothing(found: Evaluation) -> None:
     assert page.count("<svg") == page.count("</svg>") > 3
     for name in ("Watchkeeper, digest", "rolling summary", "many compactions"):
         assert name in page
+
+
+@pytest.mark.anyio
+async def test_a_configured_model_is_a_strategy_too() -> None:
+    pytest.importorskip("openai")
+    async with provider() as server:
+        settings = {
+            "summarizer.kind": "openai",
+            "summarizer.model": "m-1",
+            "summarizer.base_url": server.base_url("openai"),
+            "summarizer.api_key": "sk-test-5b1e0c8d7f",
+        }
+        request = Request(
+            scenarios=(shipped() / "open_question_blocker.toml",), strategies=("model", "digest")
+        )
+        found = await evaluate(request, load_config(None, {}, settings))
+    assert [item.strategy for item in found.figures] == ["digest", "model"]
+    assert found.failures == ()
+    assert of(found, "model").compactions.made == of(found, "model").compactions.wanted == len(server.calls)

@@ -204,7 +204,7 @@ class _Course:
         rows = await life.checkpoints()
         assert rows[: len(before)] == before
         if attempt.hopeless:
-            assert rows == before, attempt.name
+            assert rows == before, vars(attempt)
         for row in rows[len(before) :]:
             await self._true(row, life)
         harness.tell("context.replaced", by="agent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sidecar.config import load_config
 from sidecar.evaluation.evaluate import Request, evaluate
 from sidecar.evaluation.facts import facts
 from sidecar.evaluation.outcome import Evaluation
+from sidecar.evaluation.page import render_page
 from support.story import event
 
 FILES = [
@@ -50,6 +52,12 @@ def test_every_packet_keeps_to_its_budget(found: Evaluation) -> None:
     assert found.failures == ()
     assert all(run.within and run.covered for run in found.transcripts)
     assert sum(run.compactions.made for run in found.transcripts) >= 8
+
+
+def test_the_report_shows_the_shares_and_loads_nothing(found: Evaluation) -> None:
+    page = render_page(found)
+    assert page.count("<rect") == 4 * len({item.strategy for item in found.facts})
+    assert not re.search(r"https?://|\bsrc=|<script", page)
 
 
 def test_the_others_cannot_be_asked(found: Evaluation) -> None:

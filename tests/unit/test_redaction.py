@@ -85,6 +85,11 @@ def test_a_secret_of_every_kind_becomes_the_mark_of_its_kind(item: Planted) -> N
         "docker login --password-stdin public.invalid/alias4; TOKEN_PREFIX = 'k8s-aws-v1.'",
         'Token: "#d8dee9", {"batch_1_day_max_input_tokens": batch_1_day_max_input_tokens}',
         "AKIA is the prefix, ghp_ another, xoxb- as well",
+        "token_count: 5, max_tokens=100, tokens: many",
+        'password: str\npassword: bytes\n"secret": null\ntoken: AuthToken',
+        "password = getpass()\ntoken = nextToken\napi_key = config.key\nsecret = args[0]\npassword = hashed",
+        "password: please enter it\nsecret: keep it where nobody looks\ntoken = head + tail",
+        "if token == expected or secret != given: raise",
     ],
 )
 def test_near_misses_stay(text: str) -> None:
@@ -308,6 +313,48 @@ def test_a_text_full_of_names_is_redacted_without_judging_each() -> None:
     text = "token=" * 50_000 + " password=x" * 20_000
     shown = DEFAULT.text(text)
     assert DEFAULT.text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("secret=mysecretvalue", "mysecretvalue"),
+        ("password: hunter", "hunter"),
+        ("api_key = abcdef", "abcdef"),
+        ("log in with password: swordfish, then go on", "swordfish"),
+        ("my password: swordfish and user: bob", "swordfish"),
+        ("PASSWORD=hunter\nDB_PASSWORD=swordfish", "hunter"),
+        ("https://a.invalid/x?secret=mysecretvalue&page=1", "mysecretvalue"),
+        ("client --password=hunter --verbose", "hunter"),
+        ("token: mytokenvalue\nuser: bob", "mytokenvalue"),
+        ('{"api_key": "abcdef"}', "abcdef"),
+        ('{"secret": "mysecretvalue"}', "mysecretvalue"),
+        ("client_secret=verysecret;", "verysecret"),
+    ],
+)
+def test_a_plain_word_that_a_name_gives_away_goes(text: str, secret: str) -> None:
+    shown = DEFAULT.text(text)
+    assert secret not in shown
+    assert DEFAULT.text(shown) == shown
+    assert secret not in told("message", role="user", content=text)["content"]
+
+
+def test_of_a_text_full_of_secrets_the_rest_goes_as_one() -> None:
+    text = "start " + "password=abc123xyz " * (2 * detectors.MOST_FOUND) + "end"
+    shown = DEFAULT.text(text)
+    assert shown.startswith("start password=[redacted:password] ")
+    assert shown.count("[redacted:") == detectors.MOST_FOUND + 1
+    assert shown.endswith("[redacted:secret]")
+    assert DEFAULT.text(shown) == shown
+
+
+def test_looking_at_many_messages_at_once_finds_what_looking_at_each_does() -> None:
+    messages = [payload("message", role="user", content=item.text) for item in planted(3 * len(KINDS))]
+    ordinary = [
+        payload("message", role="user", content=f"nothing of note, {number}") for number in range(100)
+    ]
+    mixed = [*ordinary[:40], *messages[:5], *ordinary[40:], *messages[5:]]
+    assert detectors.all_hinted(mixed) == [detectors.hinted(message) for message in mixed]
 
 
 def test_every_form_has_its_own_hint_and_no_kind_is_missing_in_the_samples() -> None:
