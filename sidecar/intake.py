@@ -47,6 +47,8 @@ the loop may be held."""
 _TURN: Final = 64
 """Messages folded before the loop gets its turn, about 2 ms."""
 _DECODED_AT_ONCE: Final = 256
+_WRITTEN_AT_ONCE: Final = 200
+"""Runs encoded before the loop gets its turn, about 3 ms."""
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +92,7 @@ class Intake:
                     if flight is not None and any(map(_is_large, deliveries)):
                         # On a thread nothing may happen to memory beside folding.
                         await flight.landed()
+                    arrived: Sequence[Delivery] = ()
                     start = 0
                     while start < len(incoming):
                         chunk = Chunk()
@@ -97,14 +100,14 @@ class Intake:
                         rows = await self._rows(chunk)
                         if flight is not None:
                             await flight.landed()
-                        flight = Flight(self._commit(chunk, rows))
-                        if due or more is None or start < len(incoming):
-                            # A compaction begins from the run as it is at the end of this transaction.
-                            await flight.landed()
+                            flight = None
+                        # A compaction that is due begins from the run as it is at the end of this transaction.
+                        if start < len(incoming) or due or more is None or not (arrived := await more()):
+                            await self._commit(chunk, rows)
+                        else:
+                            flight = Flight(self._commit(chunk, rows))
                     accepted = chunk.accepted
-                    deliveries = () if more is None else await more()
-                if flight is not None:
-                    await flight.landed()
+                    deliveries = arrived
             except BaseException:
                 self._known.forget()
                 if flight is not None:
@@ -196,7 +199,12 @@ class Intake:
         lane_state = runs.lane_bytes()
         if lane_state != runs.lane_stored:
             chunk.meta[lane_key(self._desk.tenant, self._desk.lane)] = lane_state
-        return runs.rows(chunk.touched)
+        rows, names = Rows([], [], []), list(chunk.touched)
+        for first in range(0, len(names), _WRITTEN_AT_ONCE):
+            if first:
+                await anyio.lowlevel.checkpoint()
+            rows.extend(runs.rows(names[first : first + _WRITTEN_AT_ONCE]))
+        return rows
 
     async def _commit(self, chunk: Chunk, rows: Rows) -> None:
         """One transaction, and what is to be told once it is on disk."""

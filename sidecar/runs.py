@@ -57,6 +57,12 @@ class Rows(NamedTuple):
     levels: list[tuple[HotRun, str | None]]
     """The level each run counts under once this is committed; None: finished."""
 
+    def extend(self, more: Rows) -> None:
+        """Take the rows of other runs in."""
+        self.runs.extend(more.runs)
+        self.items.extend(more.items)
+        self.levels.extend(more.levels)
+
 
 class Runs:
     """The hot runs of one lane, whole families at a time, least recently used let go first.

@@ -56,6 +56,7 @@ def render_page(found: Evaluation) -> str:
     ]
     if found.figures:
         parts += _scenarios(found.figures)
+        parts += _each(found)
     if found.facts:
         parts += _transcripts(found)
     parts.append(_failures(found))
@@ -113,6 +114,28 @@ def _scenarios(figures: Sequence[Figures]) -> list[str]:
             ],
         ),
     ]
+
+
+def _each(found: Evaluation) -> list[str]:
+    """Right answers of every scenario, so that a figure can be followed to its cause."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for answer in found.answers:
+        count = counts.setdefault((answer.scenario, answer.strategy), [0, 0])
+        count[0] += answer.passed
+        count[1] += 1
+    names = [item.strategy for item in found.figures]
+    rows = [
+        [scenario.replace("_", " "), *(_of(counts.get((scenario, name), [0, 0])) for name in names)]
+        for scenario in found.scenarios
+    ]
+    return [
+        "<h2>Right answers, scenario by scenario</h2>",
+        _table(["scenario", *(item.title for item in found.figures)], rows),
+    ]
+
+
+def _of(count: Sequence[int]) -> str:
+    return f"{count[0]} of {count[1]}" if count[1] else "–"
 
 
 _SHORT: Final = {
