@@ -189,6 +189,9 @@ def _item(text: str, target: str, item: Any, name: str, *, foreign: bool) -> Wan
 def record(item: Any) -> bytes:
     """The ledger's view of an item as JSON, without what only the fold uses."""
     fields = msgspec.to_builtins(item)
+    if fields.get("rejected"):
+        # As the wire names them, not as the fold keeps them.
+        fields["rejected"] = [{"alternative": other, "reason": why} for other, why in fields["rejected"]]
     return encode(
         {name: value for name, value in fields.items() if value is not None and name not in _INTERNAL}
     )

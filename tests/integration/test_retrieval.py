@@ -66,7 +66,8 @@ async def test_every_kind_of_ref_names_its_thing(harness: Harness) -> None:
     h = harness
     h.start(constraints=[{"id": "c0", "text": "no force", "source": "user"}])
     h.tell("constraint.set", constraint_id="c1", text="ask first", source="user")
-    h.tell("decision.made", decision_id="d1", summary="use the pump")
+    passed_over = [{"alternative": "the hose", "reason": "too short"}]
+    h.tell("decision.made", decision_id="d1", summary="use the pump", rejected=passed_over)
     h.tell("question.opened", question_id="q1", text="which pump?")
     h.tell("question.answered", question_id="q1", answer="the left one")
     h.tell("evidence.recorded", evidence_id="ev1", claim="it leaks", kind="observed", source="event:e-1")
@@ -90,6 +91,7 @@ async def test_every_kind_of_ref_names_its_thing(harness: Harness) -> None:
         assert records["question:q1"]["answer"] == "the left one"
         assert records["sha256:" + "ab" * 32]["artifact_id"] == "a1"
         assert value(items["decision:d1"].event)["summary"] == "use the pump"
+        assert records["decision:d1"]["rejected"] == passed_over
         # The last message with the id, whatever the messages about one item are called in the journal.
         (last,) = (await fetch(life, refs=["event:op1"])).items
         assert value(last.event)["type"] == "operation.settled"
