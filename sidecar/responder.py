@@ -250,37 +250,41 @@ class Responder:
 
     async def _compact(self, run: str, request: asks.AskCompact) -> bytes:
         desk = self._desk
-        async with desk.lock:
-            hot = await self._hot(run)
-            job = self._compactor.running.get(run)
-            if job is not None:
-                return self._compact_reply("running", job.attempt_id)
-            mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
-            course = hot.view.course_of(mode)
-            asked = course.asked
-            step = policy.on_request(
-                hot.ledger,
-                hot.view.budget,
-                course,
-                desk.budget,
-                mode=mode,
-                bypass=bypass,
-                now=desk.wall(),
-            )
-            if isinstance(step, Defer):
-                if course.asked != asked:
-                    # Since when is waited outlives us.
-                    await desk.commit(touched=[run])
-                return self._compact_reply("deferred", reason=step.reason)
-            job = self._compactor.prepare(
-                run, step.trigger, fallback=step.fallback, reason=desk.redactor.text(request.reason or "")
-            )
+        while True:
+            async with desk.lock:
+                hot = await self._hot(run)
+                under_way = self._compactor.running.get(run)
+                if under_way is None:
+                    step = await self._requested(run, hot)
+                    if isinstance(step, Defer):
+                        return self._compact_reply("deferred", reason=step.reason)
+                    said = desk.redactor.text(request.reason or "")
+                    job = self._compactor.prepare(run, step.trigger, fallback=step.fallback, reason=said)
+                    break
+                if under_way.attempt_id:
+                    return self._compact_reply("running", under_way.attempt_id)
+            # What is only planned may end as a trim or be put off: that would not be what was asked for.
+            await under_way.settled.wait()
         if job is None:
             raise AskRefused("unavailable", "the daemon is stopping; ask again")
         await job.settled.wait()
         if job.attempt_id:
             return self._compact_reply("started", job.attempt_id)
         return self._compact_reply("deferred", reason=job.deferred or "cool_down")
+
+    async def _requested(self, run: str, hot: HotRun) -> policy.Prepare | Defer:
+        """What the core says to the request; hold the lock."""
+        desk = self._desk
+        mode, bypass = desk.config.mode_for(hot.ledger.head.labels)
+        course = hot.view.course_of(mode)
+        asked = course.asked
+        step = policy.on_request(
+            hot.ledger, hot.view.budget, course, desk.budget, mode=mode, bypass=bypass, now=desk.wall()
+        )
+        if isinstance(step, Defer) and course.asked != asked:
+            # Since when is waited outlives us.
+            await desk.commit(touched=[run])
+        return step
 
     def _compact_reply(
         self, state: Literal["started", "running", "deferred"], attempt_id: str = "", *, reason: str = ""

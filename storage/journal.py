@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from storage.errors import OutOfOrder
@@ -19,7 +20,12 @@ from storage.transaction import RunState, Transaction, lane_number
 
 MARK_EVERY: Final = 256
 
+_BLOCK: Final = 64
+"""Rows of one statement."""
 _HEAD = "INSERT INTO heads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_HEADS = _HEAD + ", (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)" * (_BLOCK - 1)
+_BODY = "INSERT INTO bodies VALUES (?, ?)"
+_MANY_BODIES = _BODY + ", (?, ?)" * (_BLOCK - 1)
 _WALK = """
 WITH RECURSIVE walk (entry, prev, version, position) AS (
     SELECT entry, prev, version, position FROM heads WHERE entry = :start
@@ -86,10 +92,19 @@ def append(
         touched.add(message.run)
         entry += 1
     tx.next_entry = entry
-    tx.connection.executemany(_HEAD, heads)
-    tx.connection.executemany("INSERT INTO bodies VALUES (?, ?)", bodies)
+    _insert(tx.connection, _HEAD, _HEADS, heads)
+    _insert(tx.connection, _BODY, _MANY_BODIES, bodies)
     tx.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
     return range(first, entry), touched
+
+
+def _insert(connection: sqlite3.Connection, one: str, block: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """In blocks: between two statements the thread takes the interpreter back from the loop, and a row takes less
+    time than handing it over."""
+    whole = len(rows) - len(rows) % _BLOCK
+    for first in range(0, whole, _BLOCK):
+        connection.execute(block, list(chain.from_iterable(rows[first : first + _BLOCK])))
+    connection.executemany(one, rows[whole:])
 
 
 def _follows(message: JournalEntry, state: RunState, free: bool) -> bool:

@@ -6,14 +6,14 @@ follows from the messages given: no clock, no ledger, no learnt factor; equal in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from array import array
+from collections.abc import Collection
 from typing import Literal
 
 from msgspec import Struct
 
-from protocol.events import BoundaryMarked
-from sidecar.core.exchanges import Exchange, TailItem, event_at, exchanges, stable_positions
+from sidecar.core.exchanges import Exchange, Spans, TailItem
+from sidecar.core.tail import Tail, Tailed, tail_of
 
 __all__ = [
     "Cut",
@@ -21,7 +21,6 @@ __all__ = [
     "NoCut",
     "TailItem",
     "choose_cut",
-    "event_at",
     "exchanges",
     "recent_from",
     "stable_positions",
@@ -49,8 +48,32 @@ class NoCut(Struct, frozen=True, kw_only=True):
     reason: Literal["no_boundary", "open_gap", "little_new"]
 
 
+def exchanges(items: Tailed, open_calls: Collection[str] | None = None) -> list[Exchange]:
+    """The exchanges of ascending items, merged where they interleave; together they hold every position.
+
+    ``open_calls``: event ids of the calls that are open by the ledger; any other call without a result was
+    abandoned. None: only a new session abandons calls. O(items).
+    """
+    spans = _spans(tail_of(items, open_calls), open_calls)
+    return [spans.exchange(number) for number in range(len(spans))]
+
+
+def stable_positions(
+    items: Tailed, open_gap_from: int | None, open_calls: Collection[str] | None = None
+) -> list[int]:
+    """Positions up to which history may be covered, ascending.
+
+    ``open_gap_from``: position of the first message behind an undeclared gap; none from there on is stable.
+    """
+    return [
+        exchange.end
+        for exchange in exchanges(items, open_calls)
+        if not exchange.open_calls and (open_gap_from is None or exchange.end < open_gap_from)
+    ]
+
+
 def choose_cut(
-    items: Sequence[TailItem],
+    items: Tailed,
     *,
     keep_recent: int,
     critical: bool = False,
@@ -63,89 +86,69 @@ def choose_cut(
     than twice that, the tail may be shorter. A marked boundary is preferred unless ``critical`` or it costs
     more than a fifth of the range.
     """
-    spans = exchanges(items, open_calls)
-    if not spans:
+    tail = tail_of(items, open_calls)
+    spans = _spans(tail, open_calls)
+    if not len(spans):
         return NoCut(reason="little_new")
-    kept_after = _kept_after(spans)
-    last_talk = max((index for index, span in enumerate(spans) if span.talk), default=len(spans) - 1)
-    candidates = [
-        index
-        for index, span in enumerate(spans)
-        if index < last_talk and not span.open_calls and (open_gap_from is None or span.end < open_gap_from)
-    ]
+    closed = array("q", (n for n in range(spans.last_talk) if n not in spans.open_calls))
+    candidates = array("q", (n for n in closed if open_gap_from is None or spans.ends[n] < open_gap_from))
     if not candidates:
-        held = open_gap_from is not None and any(
-            index < last_talk and not span.open_calls for index, span in enumerate(spans)
-        )
-        if held:
+        if open_gap_from is not None and closed:
             return NoCut(reason="open_gap")
-        blocked = any(span.open_calls for span in spans) or last_talk > 0
-        return NoCut(reason="no_boundary" if blocked or spans[0].end > spans[0].start else "little_new")
-    roomy = [index for index in candidates if kept_after[index] >= keep_recent]
-    if roomy and kept_after[roomy[-1]] <= _RECENT_SLACK * max(keep_recent, 1):
-        chosen, reason = roomy[-1], "recent"
+        blocked = bool(spans.open_calls) or spans.last_talk > 0
+        return NoCut(reason="no_boundary" if blocked or spans.ends[0] > spans.starts[0] else "little_new")
+    # What is kept shrinks from candidate to candidate.
+    roomy = max((n for n in candidates if spans.kept[n] >= keep_recent), default=None)
+    if tail.tokens <= keep_recent and roomy is None:
+        return NoCut(reason="little_new")
+    reason: Literal["recent", "marked", "last_exchange"] = "recent"
+    if roomy is not None and spans.kept[roomy] <= _RECENT_SLACK * max(keep_recent, 1):
+        chosen = roomy
     else:
-        fitting = [index for index in candidates if kept_after[index] <= keep_recent]
-        if fitting:
-            chosen, reason = fitting[0], "last_exchange"
-        elif roomy:
-            chosen, reason = roomy[-1], "recent"
+        fitting = next((n for n in candidates if spans.kept[n] <= keep_recent), None)
+        if fitting is not None:
+            chosen, reason = fitting, "last_exchange"
+        elif roomy is not None:
+            chosen = roomy
         else:
             chosen, reason = candidates[-1], "last_exchange"
-    total = sum(span.tokens for span in spans)
-    if total <= keep_recent and not roomy:
-        return NoCut(reason="little_new")
-    covered = total - kept_after[chosen]
     if not critical:
-        marks = {item.position for item in items if isinstance(item.event, BoundaryMarked)}
-        for index in reversed([index for index in candidates if index <= chosen]):
-            if total - kept_after[index] < _MARKED_SHARE * covered:
+        covered = tail.tokens - spans.kept[chosen]
+        for n in reversed(candidates):
+            if n > chosen:
+                continue
+            if tail.tokens - spans.kept[n] < _MARKED_SHARE * covered:
                 break
-            if spans[index].end in marks:
-                chosen, reason = index, "marked"
+            if tail.marked(spans.ends[n]):
+                chosen, reason = n, "marked"
                 break
-    through = spans[chosen].end
+    through = spans.ends[chosen]
     return Cut(
         through=through,
-        event_id=event_at(items, through),
-        tokens=total - kept_after[chosen],
-        kept=kept_after[chosen],
-        reason="marked" if reason == "marked" else "recent" if reason == "recent" else "last_exchange",
+        event_id=tail.event_at(through),
+        tokens=tail.tokens - spans.kept[chosen],
+        kept=spans.kept[chosen],
+        reason=reason,
     )
 
 
-def recent_from(items: Sequence[TailItem], keep_recent: int, *, inside: bool = False) -> int:
+def recent_from(items: Tailed, keep_recent: int, *, inside: bool = False) -> int:
     """First position of the recent part: the exchanges that fit into ``keep_recent``, at least the last one.
 
     ``inside``: only ``keep_recent`` tokens, wherever in an exchange they begin, at least the newest item.
     """
+    tail = tail_of(items)
     if inside:
-        return _recent_tokens(items, keep_recent)
-    spans = exchanges(items)
-    if not spans:
+        return tail.recent(keep_recent)
+    spans = _spans(tail, None)
+    if not len(spans):
         return 0
-    kept_after = _kept_after(spans)
-    last_talk = max((index for index, span in enumerate(spans) if span.talk), default=len(spans) - 1)
-    for index, span in enumerate(spans[: last_talk + 1]):
-        if kept_after[index] + span.tokens <= keep_recent:
-            return span.start
-    return spans[last_talk].start
+    last_talk = spans.last_talk
+    for n in range(last_talk + 1):
+        if spans.kept[n] + spans.tokens[n] <= keep_recent:
+            return spans.starts[n]
+    return spans.starts[last_talk]
 
 
-def _recent_tokens(items: Sequence[TailItem], keep_recent: int) -> int:
-    kept = 0
-    start = items[-1].position + 1 if items else 0
-    for item in reversed(items):
-        if kept and kept + item.tokens > keep_recent:
-            break
-        kept += item.tokens
-        start = item.position
-    return start
-
-
-def _kept_after(spans: Sequence[Exchange]) -> list[int]:
-    """Tokens behind each exchange."""
-    kept = [0] * len(spans)
-    for index, following in reversed(list(pairwise(range(len(spans))))):
-        kept[index] = kept[following] + spans[following].tokens
-    return kept
+def _spans(tail: Tail, open_calls: Collection[str] | None) -> Spans:
+    return tail.spans(known=open_calls is not None)

@@ -5,19 +5,12 @@ Everything follows from the messages given, in one pass, with no clock, ledger o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from protocol.events import (
-    Event,
-    Message,
-    RunResumed,
-    RunStarted,
-    ToolCalled,
-    ToolReturned,
-    UsageReported,
-)
+from protocol.events import Event, Message, ToolCalled, ToolReturned, UsageReported
 
 
 class TailItem(Struct, frozen=True, kw_only=True):
@@ -43,168 +36,177 @@ class Exchange(Struct, frozen=True, kw_only=True):
     """A message, call or result is in it; else it is bookkeeping, usage or a mark."""
 
 
-def exchanges(items: Sequence[TailItem], open_calls: Collection[str] | None = None) -> list[Exchange]:
-    """The exchanges of ascending items, merged where they interleave; together they hold every position.
-
-    ``open_calls``: event ids of the calls that are open by the ledger; any other call without a result was
-    abandoned. None: only a new session abandons calls. O(items).
-    """
-    groups = _collect(items, open_calls)
-    if not groups:
-        return []
-    last = items[-1].position
-    spans = sorted(
-        (group.start, last if group.open else group.end, tuple(sorted(group.open)), group.talk)
-        for group in groups
-    )
-    merged: list[tuple[int, int, tuple[str, ...], bool]] = []
-    for start, end, calls, talk in spans:
-        if merged and start <= merged[-1][1]:
-            before = merged[-1]
-            merged[-1] = (before[0], max(before[1], end), before[2] + calls, before[3] or talk)
-        else:
-            merged.append((start, end, calls, talk))
-    weights = _weights(items, [span[0] for span in merged])
-    return [
-        Exchange(start=start, end=end, open_calls=calls, tokens=tokens, talk=talk)
-        for (start, end, calls, talk), tokens in zip(merged, weights, strict=True)
-    ]
-
-
-def stable_positions(
-    items: Sequence[TailItem], open_gap_from: int | None, open_calls: Collection[str] | None = None
-) -> list[int]:
-    """Positions up to which history may be covered, ascending.
-
-    ``open_gap_from``: position of the first message behind an undeclared gap; none from there on is stable.
-    """
-    return [
-        exchange.end
-        for exchange in exchanges(items, open_calls)
-        if not exchange.open_calls and (open_gap_from is None or exchange.end < open_gap_from)
-    ]
-
-
-def event_at(items: Sequence[TailItem], position: int) -> str | None:
-    """Id of the last message of the event channel at or before a position; None if these items hold none."""
-    found: str | None = None
-    for item in items:
-        if item.position > position:
-            break
-        if item.channel == "event":
-            found = item.event.id
-    return found
-
-
-class _Group:
-    """Members of one exchange while it is being collected."""
-
-    __slots__ = ("calls", "end", "open", "start", "talk")
-
-    def __init__(self, position: int, talk: bool) -> None:
-        self.start = self.end = position
-        self.calls: list[str] = []
-        self.open: set[str] = set()
-        self.talk = talk
-
-
-class _Collector:
-    """Sorts messages into exchanges, in order."""
+class Spans:
+    """The exchanges of a tail as columns, ascending, merged where they interleave: together they hold every
+    position."""
 
     def __init__(self) -> None:
-        self.groups: list[_Group] = []
-        self._by_message: dict[str, _Group] = {}
-        self._newest: _Group | None = None
-        """The newest assistant message, while only calls, results and usage came since."""
-        self._loose: _Group | None = None
-        """Calls of no assistant message, until their last result."""
-        self._running: dict[str, list[tuple[str, str | None, _Group]]] = {}
-        """Call id → event id, session and exchange of its open calls, oldest first."""
+        self.starts = array("q")
+        self.ends = array("q")
+        self.tokens = array("q")
+        self.kept = array("q")
+        """Tokens of all the exchanges behind."""
+        self.talk = bytearray()
+        self.open_calls: dict[int, tuple[str, ...]] = {}
+        """Number of an exchange → event ids of its open calls; those without any are left out."""
 
-    def take(self, item: TailItem) -> None:
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def last_talk(self) -> int:
+        """Number of the last exchange that holds talk; of the last one if none does."""
+        found = self.talk.rfind(1)
+        return found if found >= 0 else len(self) - 1
+
+    def exchange(self, number: int) -> Exchange:
+        """One of them."""
+        return Exchange(
+            start=self.starts[number],
+            end=self.ends[number],
+            open_calls=self.open_calls.get(number, ()),
+            tokens=self.tokens[number],
+            talk=bool(self.talk[number]),
+        )
+
+
+class Collector:
+    """Sorts messages into exchanges, in order, and keeps none of them.
+
+    ``known``: event ids of the calls to be told as open, whatever results came.
+    """
+
+    def __init__(self, known: Collection[str] | None = None) -> None:
+        self._known: Collection[str] = known or ()
+        self._starts = array("q")
+        self._ends = array("q")
+        self._numbers = array("q")
+        """Which message each group begins with."""
+        self._talk = bytearray()
+        self._open: dict[int, set[str]] = {}
+        """Group → its calls without a final result."""
+        self._held: dict[int, set[str]] = {}
+        """Group → its calls among the known."""
+        self._by_message: dict[str, int] = {}
+        self._newest: int | None = None
+        """The newest assistant message, while only calls, results and usage came since."""
+        self._loose: int | None = None
+        """Calls of no assistant message, until their last result."""
+        self._running: dict[str, list[tuple[str, str | None, int]]] = {}
+        """Call id → event id, session and group of its open calls, oldest first."""
+
+    def copy(self) -> Collector:
+        """One that goes its own way from here."""
+        twin = Collector(self._known)
+        twin._starts, twin._ends, twin._numbers = self._starts[:], self._ends[:], self._numbers[:]
+        twin._talk = self._talk[:]
+        twin._open = {group: set(calls) for group, calls in self._open.items()}
+        twin._held = {group: set(calls) for group, calls in self._held.items()}
+        twin._by_message = dict(self._by_message)
+        twin._newest, twin._loose = self._newest, self._loose
+        twin._running = {call: list(calls) for call, calls in self._running.items()}
+        return twin
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call is without a final result."""
+        return bool(self._running)
+
+    def take(self, item: TailItem, number: int) -> None:
+        """The next message; ``number`` counts them from 0."""
         event = item.event
         match event:
             case ToolCalled():
-                self._called(item.position, event)
+                self._called(item.position, number, event)
             case ToolReturned():
-                self._returned(item.position, event)
+                self._returned(item.position, number, event)
             case UsageReported():
-                self._alone(item.position, talk=False)
+                self._alone(item.position, number, talk=False)
             case Message():
-                same = self._by_message.get(event.message_id or "") if event.role == "assistant" else None
+                said = event.role == "assistant"
+                same = self._by_message.get(event.message_id or "") if said else None
                 if same is not None:
                     # One assistant message told in pieces: a cut between them would part its calls.
-                    same.end = item.position
-                group = same or self._alone(item.position, talk=True)
+                    self._ends[same] = item.position
+                group = self._alone(item.position, number, talk=True) if same is None else same
                 self._newest = self._loose = None
-                if event.role == "assistant":
+                if said:
                     self._newest = group
                     self._by_message[event.message_id or event.id] = group
             case _:
-                self._alone(item.position, talk=False)
+                self._alone(item.position, number, talk=False)
                 self._newest = self._loose = None
 
     def abandon(self) -> None:
         """What was open gets no result that would belong to it."""
-        for group in self.groups:
-            group.open.clear()
+        self._open.clear()
         self._running.clear()
 
-    def _alone(self, position: int, *, talk: bool) -> _Group:
-        group = _Group(position, talk)
-        self.groups.append(group)
-        return group
+    def spans(self, totals: Sequence[int], last: int, *, known: bool) -> Spans:
+        """What was collected. ``totals``: tokens before each message and after the last; ``last``: the newest
+        position; ``known``: the calls given at the beginning are the open ones, else those without a result."""
+        opened: Mapping[int, set[str]] = self._held if known else self._open
+        found, numbers = Spans(), array("q")
+        for group, start in enumerate(self._starts):
+            calls = opened.get(group)
+            end = last if calls else self._ends[group]
+            if len(found) and start <= found.ends[-1]:
+                found.ends[-1] = max(found.ends[-1], end)
+                found.talk[-1] |= self._talk[group]
+            else:
+                found.starts.append(start)
+                found.ends.append(end)
+                found.talk.append(self._talk[group])
+                numbers.append(self._numbers[group])
+            if calls:
+                number = len(found) - 1
+                found.open_calls[number] = found.open_calls.get(number, ()) + tuple(sorted(calls))
+        numbers.append(len(totals) - 1)
+        for number in range(len(found)):
+            behind = totals[numbers[number + 1]]
+            found.tokens.append(behind - totals[numbers[number]])
+            found.kept.append(totals[-1] - behind)
+        return found
 
-    def _called(self, position: int, event: ToolCalled) -> None:
+    def _alone(self, position: int, number: int, *, talk: bool) -> int:
+        self._starts.append(position)
+        self._ends.append(position)
+        self._numbers.append(number)
+        self._talk.append(talk)
+        return len(self._starts) - 1
+
+    def _called(self, position: int, number: int, event: ToolCalled) -> None:
         owner = self._by_message.get(event.message_id) if event.message_id is not None else None
-        owner = owner or self._newest
         if owner is None:
-            if self._loose is None or not self._loose.open:
-                self._loose = self._alone(position, talk=True)
+            owner = self._newest
+        if owner is None:
+            if self._loose is None or not self._open.get(self._loose):
+                self._loose = self._alone(position, number, talk=True)
             owner = self._loose
-        owner.end = position
-        owner.calls.append(event.id)
-        owner.open.add(event.id)
+        self._ends[owner] = position
+        self._open.setdefault(owner, set()).add(event.id)
+        if event.id in self._known:
+            self._held.setdefault(owner, set()).add(event.id)
         self._running.setdefault(event.call_id, []).append((event.id, event.session, owner))
 
-    def _returned(self, position: int, event: ToolReturned) -> None:
+    def _returned(self, position: int, number: int, event: ToolReturned) -> None:
         calls = self._running.get(event.call_id, [])
         for index in reversed(range(len(calls))):
             call, session, owner = calls[index]
             if session is not None and event.session is not None and session != event.session:
                 continue
-            owner.end = position
+            self._ends[owner] = position
             if event.status != "pending":
                 del calls[index]
-                owner.open.discard(call)
+                if not calls:
+                    del self._running[event.call_id]
+                self._settle(owner, call)
             return
-        self._alone(position, talk=True)
+        self._alone(position, number, talk=True)
 
-
-def _collect(items: Sequence[TailItem], open_calls: Collection[str] | None) -> list[_Group]:
-    collector = _Collector()
-    session: str | None = None
-    for item in items:
-        said = item.event.session
-        begins = isinstance(item.event, (RunStarted, RunResumed))
-        if begins and said is not None and session not in (None, said) and open_calls is None:
-            collector.abandon()
-        if said is not None and (begins or session is None):
-            session = said
-        collector.take(item)
-    if open_calls is not None:
-        known = set(open_calls)
-        for group in collector.groups:
-            group.open = known.intersection(group.calls)
-    return collector.groups
-
-
-def _weights(items: Sequence[TailItem], starts: Sequence[int]) -> list[int]:
-    """Tokens from each start to before the next."""
-    weights = [0] * len(starts)
-    index = 0
-    for item in items:
-        while index + 1 < len(starts) and item.position >= starts[index + 1]:
-            index += 1
-        weights[index] += item.tokens
-    return weights
+    def _settle(self, owner: int, call: str) -> None:
+        left = self._open.get(owner)
+        if left is not None:
+            left.discard(call)
+            if not left:
+                del self._open[owner]

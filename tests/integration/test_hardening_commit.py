@@ -22,6 +22,7 @@ from sidecar.summarizers import Summarizer
 from storage.errors import StorageClosed
 from storage.transaction import Transaction
 from support.bench import Bench, bench, configured, event, settled, started
+from support.harness import Harness, Json
 from tests.support.links import eventually
 
 pytestmark = pytest.mark.anyio
@@ -295,3 +296,22 @@ async def test_a_record_said_again_is_the_same_record_whatever_time_it_carries(t
         assert set(ledger.head.violations) <= {"unauthorized_write"}
         assert made.desk.metrics.total("events_duplicate_total") == 1
         assert made.desk.metrics.total("events_rejected_total") == 0
+
+
+async def test_nobody_is_told_of_a_compaction_that_was_only_planned(tmp_path: Path) -> None:
+    """What is planned may be put off: two who ask at once are both told what became of it."""
+    harness = Harness(tmp_path)
+    harness.start()
+    harness.turn(200)
+    answers: list[Json] = []
+    async with harness.alive() as life:
+        await life.read_all()
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                answers.append(await life.ask("compact"))
+
+            for _ in range(4):
+                tasks.start_soon(ask)
+    assert len(answers) == 4
+    assert [item for item in answers if item["state"] == "running" and not item.get("attempt_id")] == []
