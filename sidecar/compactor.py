@@ -7,7 +7,7 @@ checkpoint and the tail stay as they were.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import anyio
@@ -15,7 +15,6 @@ import anyio.to_thread
 import structlog
 from anyio.abc import TaskGroup
 
-from protocol.codec import digest
 from sidecar import tracing
 from sidecar.attempts import Attempt, Job
 from sidecar.core import family, planning
@@ -30,20 +29,19 @@ from sidecar.core.course import (
     mark_ineffective,
     trimmed,
 )
-from sidecar.core.exchanges import TailItem
-from sidecar.core.state import ledger_value
+from sidecar.core.ledger_form import ledger_digest
 from sidecar.desk import Desk
 from sidecar.endings import Endings, chain_of, ineffective_notice, moved
 from sidecar.generation import Generation
 from sidecar.indexing import Indexing
 from sidecar.notices import derived_id
 from sidecar.packets import Packets, state_packet, stored_checkpoint
-from sidecar.ranges import range_digest, tail_items
+from sidecar.ranges import Reading, range_digest, tail_items
 from sidecar.runs import HotRun
 from sidecar.states import state_row
 from sidecar.summarizers import SummarizerFailure
 from storage.errors import StorageError
-from storage.records import JournalEntry, OutboxRow
+from storage.records import OutboxRow
 
 _AT_ONCE = 4
 """Attempts of a lane under way together; more wait."""
@@ -196,18 +194,8 @@ class Compactor:
     # --- prepare -------------------------------------------------------------------------------------
 
     async def _plan(self, job: Job) -> None:
-        desk = self._desk
-        settings = desk.budget
-        with desk.metrics.phase("prepare"):
-            entries = await desk.store.tail(
-                desk.tenant, desk.lane, job.run, after=job.course.covers_through, through=job.position
-            )
-            items = await anyio.to_thread.run_sync(tail_items, entries)
-            plan = await anyio.to_thread.run_sync(
-                lambda: planning.plan(
-                    items, job.ledger, job.budget, job.course, settings, trigger=job.trigger
-                )
-            )
+        with self._desk.metrics.phase("prepare"):
+            plan = await self._planned(job)
         match plan:
             case Defer(reason=reason):
                 await self._deferred(job, reason)
@@ -216,7 +204,18 @@ class Compactor:
             case Trim():
                 await self._trim(job, plan)
             case Compact():
-                await self._compact(job, plan, entries, items)
+                await self._compact(job, plan)
+
+    async def _planned(self, job: Job) -> planning.Plan:
+        """What to do, from figures of the tail; its messages are let go page by page."""
+        settings = self._desk.budget
+        tail = planning.empty_tail(job.ledger, job.course, settings)
+        await Reading(self._desk, job.run, job.course.covers_through, job.position).pages(
+            lambda entries: tail.extend(tail_items(entries))
+        )
+        return await anyio.to_thread.run_sync(
+            lambda: planning.plan(tail, job.ledger, job.budget, job.course, settings, trigger=job.trigger)
+        )
 
     async def _deferred(self, job: Job, reason: DeferReason) -> None:
         desk = self._desk
@@ -273,16 +272,13 @@ class Compactor:
 
     # --- generate ------------------------------------------------------------------------------------
 
-    async def _compact(
-        self, job: Job, plan: Compact, entries: Sequence[JournalEntry], items: Sequence[TailItem]
-    ) -> None:
+    async def _compact(self, job: Job, plan: Compact) -> None:
         desk = self._desk
-        if plan.rebuild:
-            entries = await desk.store.tail(desk.tenant, desk.lane, job.run, after=0, through=plan.through)
-            items = await anyio.to_thread.run_sync(tail_items, entries)
-        covered = [item for item in items if item.position <= plan.through]
-        ledger_digest = await anyio.to_thread.run_sync(lambda: digest(ledger_value(job.ledger)))
-        attempt = await self._open(job, plan, range_digest(entries, plan.through), ledger_digest)
+        covers_digest = await range_digest(desk, job.run, plan.through)
+        if covers_digest is None:
+            raise RuntimeError(f"position {plan.through} was read and is not there")
+        handed = await anyio.to_thread.run_sync(ledger_digest, job.ledger)
+        attempt = await self._open(job, plan, covers_digest, handed)
         previous = None
         if not plan.rebuild:
             row = await desk.store.newest_checkpoint(
@@ -293,7 +289,6 @@ class Compactor:
             verdict = await self._generation.generate(
                 attempt,
                 runs={**job.ancestors, job.run: job.ledger},
-                covered=covered,
                 previous=previous,
                 range_tokens=plan.range_tokens + job.course.packet_tokens,
             )

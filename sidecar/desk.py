@@ -48,7 +48,7 @@ from storage.store import Store
 T = TypeVar("T")
 
 _LARGE_LEDGER: Final = 200
-"""Items in the hot view from which on building on a ledger takes longer than handing it to a thread."""
+"""Items, settled ones too, from which on building on a ledger takes longer than handing it to a thread."""
 
 _HEADERS_BYTES: Final = 4096
 
@@ -184,7 +184,7 @@ class Desk:
         Of a large ledger on a thread: the loop serves other lanes, and the lease, meanwhile.
         """
         ledger = self.runs.ledgers[run]
-        if sum(len(items) for items in ledger.active.values()) < _LARGE_LEDGER:
+        if sum(len(items) for items in ledger.items.values()) < _LARGE_LEDGER:
             return work()
         return await anyio.to_thread.run_sync(work)
 

@@ -29,6 +29,7 @@ from sidecar.core.validation import Verdict
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
 from sidecar.packets import Packets, StoredBody, state_packet, stored_checkpoint
+from sidecar.ranges import range_digest
 from sidecar.runs import HotRun
 from sidecar.states import state_row
 from sidecar.view import View, copy_view
@@ -75,9 +76,7 @@ class Endings:
 
     async def _unchanged(self, attempt: Attempt) -> bool:
         """Whether the range reads as it did when the attempt began."""
-        desk = self._desk
-        entry = await desk.store.entry(desk.tenant, desk.lane, attempt.run, position=attempt.through)
-        return entry is not None and f"sha256:{entry.chain.hex()}" == attempt.range_digest
+        return await range_digest(self._desk, attempt.run, attempt.through) == attempt.range_digest
 
     def _checkpoint_row(self, attempt: Attempt, plan: Compact, verdict: Verdict) -> CheckpointRow:
         desk, job = self._desk, attempt.job

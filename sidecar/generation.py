@@ -16,18 +16,21 @@ import msgspec
 
 from protocol.codec import digest_bytes, encode
 from protocol.identifiers import parse_ref
-from protocol.summary import Exchange, Range, SummarizeReply, SummarizeRequest, Summary
+from protocol.summary import Range, SummarizeReply, SummarizeRequest, Summary
 from sidecar import tracing
 from sidecar.attempts import Attempt, Job
 from sidecar.core.claims import statement_tokens
 from sidecar.core.exchanges import TailItem
-from sidecar.core.material import event_text, exchange_items, parts
+from sidecar.core.material import event_text, exchange_items
 from sidecar.core.packet import protected_names
 from sidecar.core.state import Ledger
 from sidecar.core.tokens import bytes_tokens
-from sidecar.core.validation import Limits, SchemaInvalid, Verdict, decode_summary, validate
+from sidecar.core.validation import Compared, Limits, SchemaInvalid, Verdict, decode_summary, validate
 from sidecar.desk import Desk
+from sidecar.portions import Portions
+from sidecar.ranges import Reading, tail_items
 from sidecar.summarizers import Summarizer, SummarizerFailure
+from storage.records import JournalEntry
 
 SUMMARY_SHARE: Final = 0.3
 """Part of the packet's budget that a summary may take; the rest is for what is protected."""
@@ -71,29 +74,24 @@ class Generation:
         attempt: Attempt,
         *,
         runs: Mapping[str, Ledger],
-        covered: Sequence[TailItem],
         previous: Summary | None,
         range_tokens: int,
     ) -> Verdict:
         """One validated candidate, accepted or not. ``runs`` is the family with the run as of the handoff. What
-        was spent is added to the attempt, whatever its end.
+        was spent is added to the attempt, whatever its end. The range is read from storage, a page at a time.
 
         Raises ``SummarizerFailure`` when there is no candidate at all.
         """
         summarizer = self.asked(attempt.job)
         desk = self._desk
-        protected = protected_names(runs, attempt.run)
-        exchanges = await anyio.to_thread.run_sync(exchange_items, covered)
-        attempt.summarised, attempt.dropped = len(exchanges), len(covered) - len(exchanges)
+        protected = await anyio.to_thread.run_sync(protected_names, runs, attempt.run)
         limit = round(min(desk.budget.packet_tokens * SUMMARY_SHARE, summarizer.window_tokens * WINDOW_SHARE))
         limit = max(LEAST_SUMMARY_TOKENS, limit)
         try:
             with desk.metrics.phase("generate"):
-                reply = await self._ask(summarizer, attempt, protected, exchanges, previous, limit)
+                reply = await self._ask(summarizer, attempt, protected, previous, limit)
             with desk.metrics.phase("validate"):
-                verdict = await self._validate(
-                    attempt, reply, protected, covered, exchanges, previous, limit, range_tokens
-                )
+                verdict = await self._validate(attempt, reply, protected, previous, limit, range_tokens)
         except SummarizerFailure as failure:
             desk.metrics.summarized(summarizer.name, failure.reason)
             raise
@@ -106,7 +104,6 @@ class Generation:
         summarizer: Summarizer,
         attempt: Attempt,
         protected: Mapping[str, object],
-        exchanges: Sequence[Exchange],
         previous: Summary | None,
         limit: int,
     ) -> SummarizeReply:
@@ -117,28 +114,31 @@ class Generation:
             run=attempt.run,
             range=Range(from_=attempt.first, through=attempt.through),
             previous=previous,
-            ledger=msgspec.Raw(encode(protected)),
+            ledger=msgspec.Raw(await anyio.to_thread.run_sync(encode, protected)),
             exchanges=(),
             max_tokens=limit,
             instructions=instructions,
             instructions_digest=digest_bytes(instructions.encode()) if instructions else "",
         )
-        left = exchanges
+        portions = Portions(self._reading(attempt))
         while True:
-            overhead = bytes_tokens(len(encode(request))) + limit
+            overhead = bytes_tokens(len(await anyio.to_thread.run_sync(encode, request))) + limit
             if overhead + LEAST_ROOM_TOKENS > summarizer.window_tokens:
                 raise SummarizerFailure(
                     "unavailable",
                     f"its window of {summarizer.window_tokens} tokens has no room for history: "
                     f"{overhead} are taken by ledger, summaries and instructions",
                 )
-            part = await anyio.to_thread.run_sync(_next_part, left, summarizer.window_tokens, overhead)
-            left = left[len(part) :]
+            part = await portions.next(summarizer.window_tokens, overhead)
             reply = await self._once(summarizer, attempt, msgspec.structs.replace(request, exchanges=part))
-            if not left:
+            if portions.ended:
+                attempt.summarised, attempt.dropped = portions.shown, portions.others
                 return reply
             request = msgspec.structs.replace(request, previous=_go_on_from(reply, limit))
             self._desk.metrics.summarized(summarizer.name, "ok")
+
+    def _reading(self, attempt: Attempt) -> Reading:
+        return Reading(self._desk, attempt.run, attempt.first - 1, attempt.through)
 
     async def _once(
         self, summarizer: Summarizer, attempt: Attempt, request: SummarizeRequest
@@ -186,8 +186,6 @@ class Generation:
         attempt: Attempt,
         reply: SummarizeReply,
         protected: Mapping[str, object],
-        covered: Sequence[TailItem],
-        exchanges: Sequence[Exchange],
         previous: Summary | None,
         limit: int,
         range_tokens: int,
@@ -196,17 +194,19 @@ class Generation:
             candidate = decode_summary(reply.summary)
         except SchemaInvalid:
             return Verdict(accepted=False, summary=_NO_SUMMARY, violations=("schema_invalid",))
-        texts = await self._texts(attempt, candidate, covered)
+        limits = Limits(max_tokens=limit)
+        compared = Compared(candidate, limits)
+        texts = await self._texts(attempt, candidate, compared)
         after = statement_tokens(candidate)
         verdict = await anyio.to_thread.run_sync(
             lambda: validate(
                 candidate,
                 ledger=attempt.job.ledger,
                 protected=protected,
-                covered=exchanges,
+                covered=compared,
                 resolve=texts.get,
                 previous=previous,
-                limits=Limits(max_tokens=limit),
+                limits=limits,
                 tokens_before=max(range_tokens, 1),
                 tokens_after=after,
             )
@@ -215,13 +215,12 @@ class Generation:
             raise SummarizerFailure("echo", "the answer repeats an assistant's message")
         return verdict
 
-    async def _texts(
-        self, attempt: Attempt, candidate: Summary, covered: Sequence[TailItem]
-    ) -> dict[str, str]:
-        """The text each ref of the candidate leads to; a ref that leads nowhere is absent."""
-        by_event = {item.event.id: item for item in covered if item.channel == "event"}
-        by_position = {item.position: item for item in covered}
+    async def _texts(self, attempt: Attempt, candidate: Summary, compared: Compared) -> dict[str, str]:
+        """The text each ref of the candidate leads to; a ref that leads nowhere is absent. The candidate is
+        compared with the range on the way through it."""
         found: dict[str, str] = {}
+        named = _Named(compared)
+        messages: list[tuple[str, str, str]] = []
         for ref in _refs(candidate):
             try:
                 parsed = parse_ref(ref)
@@ -230,21 +229,18 @@ class Generation:
             if parsed.run is not None:
                 continue
             if parsed.kind in ("event", "pos"):
-                item = (
-                    by_event.get(parsed.value)
-                    if parsed.kind == "event"
-                    else by_position.get(int(parsed.value))
-                )
-                text = (
-                    _text(item)
-                    if item is not None
-                    else await self._stored(attempt, parsed.kind, parsed.value)
-                )
-            else:
-                known = (
-                    attempt.job.ledger.get(parsed.kind, parsed.value) if parsed.kind in _ITEM_KINDS else None
-                )
-                text = None if known is None else encode(known).decode()
+                messages.append((ref, parsed.kind, parsed.value))
+            elif parsed.kind in _ITEM_KINDS:
+                known = attempt.job.ledger.get(parsed.kind, parsed.value)
+                if known is not None:
+                    found[ref] = encode(known).decode()
+        named.events = {value for _, kind, value in messages if kind == "event"}
+        named.positions = {int(value) for _, kind, value in messages if kind == "pos"}
+        if compared.types or messages:
+            await self._reading(attempt).pages(named.take)
+        for ref, kind, value in messages:
+            text = named.texts.get(value if kind == "event" else int(value))
+            text = await self._stored(attempt, kind, value) if text is None else text
             if text is not None:
                 found[ref] = text
         return found
@@ -259,6 +255,33 @@ class Generation:
         if entry is None or entry.position > attempt.through:
             return None
         return entry.body.decode()
+
+
+class _Named:
+    """The texts of the range's messages that a candidate names, gathered page by page."""
+
+    def __init__(self, compared: Compared) -> None:
+        self._compared = compared
+        self.events: set[str] = set()
+        self.positions: set[int] = set()
+        self.texts: dict[str | int, str] = {}
+        """By id or position."""
+
+    def take(self, entries: Sequence[JournalEntry]) -> None:
+        """CPU only, run it off the loop. What makes no difference is not even decoded."""
+        types = self._compared.types
+        wanted = [
+            entry
+            for entry in entries
+            if entry.type in types or entry.event_id in self.events or entry.position in self.positions
+        ]
+        items = tail_items(wanted)
+        for item in items:
+            if item.position in self.positions:
+                self.texts[item.position] = _text(item)
+            if item.channel == "event" and item.event.id in self.events:
+                self.texts[item.event.id] = _text(item)
+        self._compared.take(exchange_items(items))
 
 
 _ITEM_KINDS: Final = frozenset(
@@ -294,10 +317,6 @@ def _refs(candidate: Summary) -> list[str]:
 def _text(item: TailItem) -> str:
     text = event_text(item.event)
     return text if text is not None else encode(item.event).decode()
-
-
-def _next_part(left: Sequence[Exchange], window_tokens: int, overhead_tokens: int) -> tuple[Exchange, ...]:
-    return next(parts(left, window_tokens, overhead_tokens=overhead_tokens))
 
 
 def _go_on_from(reply: SummarizeReply, limit: int) -> Summary:

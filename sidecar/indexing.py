@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import anyio
 import anyio.to_thread
 import structlog
 
@@ -24,6 +25,8 @@ from storage.records import SearchRow, Unit
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 512 * 1024
 """About what one commit of search rows holds: the writer is shared with the intake."""
+_LONGEST_REST: Final = 0.25
+"""Seconds after a page, before the next one is read."""
 _CALL_CHARS: Final = 240
 """Of a call's words behind its result: the tool and how its arguments begin."""
 
@@ -48,6 +51,7 @@ class Indexing:
         desk = self._desk
         at = await desk.store.searchable_through(desk.tenant, desk.lane, run)
         while at < through:
+            began = desk.mono()
             messages = await desk.store.evidence(
                 desk.tenant,
                 desk.lane,
@@ -66,6 +70,9 @@ class Indexing:
                 last = messages[-1].entry
                 rows.append(_row(run, last.position, last.event_id, last.type, ""))
             await desk.store.commit(Unit(tenant=desk.tenant, lane=desk.lane, search=tuple(rows)))
+            if at < through:
+                # Half of the writer's time, and of the interpreter's, is the intake's at least.
+                await anyio.sleep(min(max(0.0, desk.mono() - began), _LONGEST_REST))
 
 
 def search_rows(run: str, messages: Sequence[StoredMessage]) -> list[SearchRow]:

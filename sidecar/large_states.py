@@ -31,8 +31,7 @@ async def stored_apart(blobs: Blobs, subject: str, payload: bytes, msg_id: str) 
 
     Raises Unavailable, StreamFull, and ProtocolError for what is no state.
     """
-    state = decode_state(payload)
-    packed = await anyio.to_thread.run_sync(lambda: gzip.compress(payload, 6, mtime=0))
+    state, packed = await anyio.to_thread.run_sync(_packed, payload)
     name = f"{subject}.{msg_id}"
     await blobs.put(name, packed)
     return encode(
@@ -43,6 +42,10 @@ async def stored_apart(blobs: Blobs, subject: str, payload: bytes, msg_id: str) 
             blob=Blob(name=name, digest=digest_bytes(packed), bytes=len(packed), encoding=_ENCODING),
         )
     )
+
+
+def _packed(payload: bytes) -> tuple[RunState | RunStateReference, bytes]:
+    return decode_state(payload), gzip.compress(payload, 6, mtime=0)
 
 
 async def superseded(blobs: Blobs, former: bytes | None, now: bytes) -> None:
@@ -68,7 +71,7 @@ async def whole_state(blobs: Blobs, payload: bytes) -> RunState:
     if packed is None or digest_bytes(packed) != found.blob.digest or found.blob.encoding != _ENCODING:
         raise ProtocolError("malformed", f"the object {found.blob.name} is gone or another")
     try:
-        state = decode_state(await anyio.to_thread.run_sync(gzip.decompress, packed))
+        state = await anyio.to_thread.run_sync(lambda: decode_state(gzip.decompress(packed)))
     except (OSError, EOFError, zlib.error) as error:
         raise ProtocolError("malformed", f"the object {found.blob.name} cannot be unpacked") from error
     if not isinstance(state, RunState):

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import anyio.to_thread
 import structlog
 from msgspec import UNSET
 
 from protocol import subjects
-from protocol.codec import digest, encode
+from protocol.codec import encode
 from protocol.errors import ProtocolError
-from protocol.events import ToolReturned
 from protocol.state import RunState, StateCheckpoint
 from sidecar.core.course import inherited
-from sidecar.core.state import ledger_value
-from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clear
+from sidecar.core.ledger_form import ledger_digest
+from sidecar.core.tail import Tail
+from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clearing
 from sidecar.desk import Desk
 from sidecar.large_states import whole_state
 from sidecar.packets import Packets, StoredBody, adopted_packet
-from sidecar.ranges import tail_items
+from sidecar.ranges import Reading, tail_items
 from sidecar.retention import adopt_tombstone
 from sidecar.transport.blobs import Blobs
 from sidecar.transport.inventory import subjects_held
@@ -120,7 +119,7 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
         ledger = hot.ledger
         if (
             ledger.head.version == state.ledger_version
-            and digest(ledger_value(ledger)) != state.ledger_digest
+            and await desk.aside(run, lambda: ledger_digest(ledger)) != state.ledger_digest
         ):
             desk.metrics.ledger_mismatch()
             log.error(
@@ -179,16 +178,14 @@ async def _adopt(desk: Desk, run: str, state: RunState, packets: Packets) -> boo
 
 async def _tail(desk: Desk, run: str, covered: int, trimmed_through: int) -> tuple[int, tuple[Cleared, ...]]:
     """Estimated tokens of what follows the checkpoint, from the journal, and the results cleared in it."""
-    entries = await desk.store.tail(desk.tenant, desk.lane, run, after=covered)
-    items = await anyio.to_thread.run_sync(tail_items, entries)
-    least = max(desk.budget.result_tokens, REFERENCE_TOKENS)
-    cleared = tuple(
-        clear(item, item.event)
-        for item in items
-        if item.position <= trimmed_through and item.tokens > least and isinstance(item.event, ToolReturned)
+    hot = desk.runs.hot[run]
+    tail = Tail(clearing=clearing(desk.budget.result_tokens, covered))
+    await Reading(desk, run, covered, hot.ledger.head.position).pages(
+        lambda entries: tail.extend(tail_items(entries))
     )
-    tokens = sum(item.tokens for item in items) - sum(item.tokens - REFERENCE_TOKENS for item in cleared)
-    return round(tokens * desk.runs.hot[run].view.budget.scale()), cleared
+    cleared = tail.cleared(trimmed_through)
+    tokens = tail.tokens - sum(item.tokens - REFERENCE_TOKENS for item in cleared)
+    return round(tokens * hot.view.budget.scale()), cleared
 
 
 def _row(run: str, checkpoint: StateCheckpoint) -> CheckpointRow:

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from protocol import subjects
 from protocol.codec import digest, encode
 from protocol.state import Cursor, RunState, StateCheckpoint, StatePacket, Tombstone
-from sidecar.core.state import ledger_value
+from sidecar.core.ledger_form import ledger_digest, ledger_json
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
 from sidecar.runs import HotRun
@@ -37,8 +37,7 @@ def state_row(
     What is too large for a message goes into the bucket when it is sent.
     """
     head = hot.ledger.head
-    value = ledger_value(hot.ledger)
-    ledger = encode(value)
+    ledger = ledger_json(hot.ledger)
     if len(ledger) > MOST_STATE_BYTES:
         # Told before its digest is taken, which costs more than everything else together.
         _say_too_large(head.run, len(ledger))
@@ -49,7 +48,7 @@ def state_row(
         checkpoint=checkpoint,
         ledger=msgspec.Raw(ledger),
         ledger_version=head.version,
-        ledger_digest=digest(value),
+        ledger_digest=ledger_digest(hot.ledger),
         cursor=Cursor(
             stream_seq=max(desk.cursor.stream_seq, hot.view.stream_seq),
             stream_created=datetime.fromisoformat(desk.cursor.stream_created),

@@ -8,26 +8,26 @@ fits is not decided here.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from protocol.handoff import May, Recent
 from protocol.identifiers import parse_ref
 from protocol.state import StateCheckpoint
 from protocol.summary import Statement
-from sidecar.core.fitting import Piece, shorten
+from sidecar.core.fitting import shorten
 from sidecar.core.protected import (
     RestedOn,
     artifact_fields,
     contradictions_of,
     decision_fields,
     evidence_fields,
-    in_artifact_order,
     operation_fields,
 )
-from sidecar.core.state import Artifact, Ledger, Operation, UserMessage
+from sidecar.core.shelf import Group, Piece
+from sidecar.core.state import Artifact, Child, Decision, Evidence, Ledger, Operation, UserMessage
 
 KEPT_STEPS: Final = 20
 """Newest completed steps and finished plan items that always stay; older ones only while there is room."""
@@ -55,15 +55,15 @@ def operation_piece(operation: Operation, allowed: May) -> Piece:
     )
 
 
-def settled_operations(ledger: Ledger, left: Counter[str]) -> list[Piece]:
+def settled_operations(ledger: Ledger, left: Counter[str]) -> Iterator[Group]:
     """Settled operations, newest first behind the others."""
-    settled = [item for item in ledger.items["operation"].values() if not item.live]
-    return [
-        Piece(
-            slot="operations", order=(1, place), value=_operation(item, "none"), rank=_rank(place, _SETTLED)
-        )
-        for place, item in enumerate(_newest("operations", settled, left))
-    ]
+
+    def piece(rank: int, placed: tuple[int, Operation]) -> Piece:
+        place, operation = placed
+        return Piece(slot="operations", order=(1, place), value=_operation(operation, "none"), rank=rank)
+
+    found = list(enumerate(_newest("operations", ledger, "operation", left)))
+    yield from _aged("operations", _SETTLED, found[:FEW], found[FEW:], piece)
 
 
 def abandoned_calls(ledger: Ledger, covered: int) -> Iterator[Piece]:
@@ -87,41 +87,66 @@ def steps(progress: Mapping[str, Any]) -> Iterator[Piece]:
             )
 
 
-def records(ledger: Ledger, rested: RestedOn, left: Counter[str]) -> Iterator[Piece]:
-    """Children, decisions in force, artifacts and evidence; those something protected rests on always
-    stay."""
+def rested(ledger: Ledger, rested_on: RestedOn) -> Iterator[Piece]:
+    """The artifacts and evidence that something protected rests on: they always stay."""
+    for key in rested_on.artifacts:
+        yield _artifact(None, ledger.items["artifact"][key])
+    for key in rested_on.evidence:
+        yield _evidence(None, ledger.items["evidence"][key])
+
+
+def records(ledger: Ledger, rested_on: RestedOn, left: Counter[str]) -> Iterator[Group]:
+    """Children, decisions in force, and the artifacts and evidence that nothing protected rests on."""
     children = sorted(ledger.active["child"].values(), key=lambda item: item.status != "running")
-    for child in children:
-        value = {"run": child.id, "task": child.task, "status": child.status}
-        yield Piece(slot="children", order=child.id, value=value, rank=_CHILD)
-    for age, decision in enumerate(_newest("decisions", ledger.active["decision"].values(), left)):
-        fields = decision_fields(decision)
-        rejected = fields.pop("rejected", None)
-        yield Piece(slot="decisions", order=decision.id, value=fields, rank=_rank(age, _DECISION))
-        if rejected is not None:
-            yield Piece(
-                slot="rejected", order=decision.id, value=(decision.id, rejected), rank=_rank(age, _REJECTED)
-            )
-    place = {
-        item.id: index for index, item in enumerate(in_artifact_order(ledger.items["artifact"].values()))
-    }
-    for key in rested.artifacts:
-        artifact = ledger.items["artifact"][key]
-        yield Piece(slot="artifacts", order=place[key], value=artifact_fields(artifact), required=True)
-    others: Iterable[Artifact] = (
-        item for item in ledger.active["artifact"].values() if item.id not in rested.artifacts
-    )
-    for age, artifact in enumerate(_newest("artifacts", others, left)):
-        value = artifact_fields(artifact)
-        yield Piece(slot="artifacts", order=place[artifact.id], value=value, rank=_rank(age, _RECORD))
-    for key in rested.evidence:
-        evidence = ledger.items["evidence"][key]
-        yield Piece(slot="evidence", order=key, value=evidence_fields(evidence), required=True)
-    told = (item for item in ledger.active["evidence"].values() if item.id not in rested.evidence)
+    yield Group(_CHILD, {"children": len(children)}, map(_child, children))
+    yield from _decisions(_newest("decisions", ledger, "decision", left))
+    artifacts = _newest("artifacts", ledger, "artifact", left, rested_on.artifacts)
+    yield from _aged("artifacts", _RECORD, artifacts[:FEW], artifacts[FEW:], _artifact)
+    found = _newest("evidence", ledger, "evidence", left, rested_on.evidence)
+    few, old = found[:FEW], found[FEW:]
     disputed = {ref for pair in contradictions_of(ledger) for ref in pair}
-    for age, evidence in enumerate(_newest("evidence", told, left)):
-        rank = _DECISION if f"evidence:{evidence.id}" in disputed else _rank(age, _RECORD)
-        yield Piece(slot="evidence", order=evidence.id, value=evidence_fields(evidence), rank=rank)
+    if disputed:
+        argued = [item for item in found if f"evidence:{item.id}" in disputed]
+        few, old = ([item for item in some if item not in argued] for some in (few, old))
+        yield Group(_DECISION, {"evidence": len(argued)}, (_evidence(_DECISION, item) for item in argued))
+    yield from _aged("evidence", _RECORD, few, old, _evidence)
+
+
+def _decisions(newest: list[Decision]) -> Iterator[Group]:
+    """Decisions, what each rejected going before it does; of the older ones both go together."""
+
+    def decision(rank: int, item: Decision) -> Piece:
+        fields = decision_fields(item)
+        fields.pop("rejected", None)
+        return Piece(slot="decisions", order=item.id, value=fields, rank=rank)
+
+    def rejected(rank: int, item: Decision) -> Piece:
+        return Piece(
+            slot="rejected", order=item.id, value=(item.id, decision_fields(item)["rejected"]), rank=rank
+        )
+
+    few, old = newest[:FEW], newest[FEW:]
+    yield Group(_DECISION, {"decisions": len(few)}, (decision(_DECISION, item) for item in few))
+    chose = [item for item in few if item.rejected]
+    yield Group(_REJECTED, {"rejected": len(chose)}, (rejected(_REJECTED, item) for item in chose))
+    yield Group(
+        _OLD,
+        {"decisions": len(old), "rejected": sum(bool(item.rejected) for item in old)},
+        (
+            piece
+            for item in old
+            for piece in (decision(_OLD, item), *([rejected(_OLD, item)] if item.rejected else []))
+        ),
+    )
+
+
+def in_groups(pieces: Iterable[Piece]) -> Iterator[Group]:
+    """Pieces that were made already, those of one rank together."""
+    of_rank: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        of_rank.setdefault(piece.rank, []).append(piece)
+    for rank, found in of_rank.items():
+        yield Group(rank, Counter(piece.slot for piece in found), found)
 
 
 def user_messages(ledger: Ledger, user_tokens: int, left: Counter[str]) -> Iterator[Piece]:
@@ -201,8 +226,10 @@ def is_dead(ledger: Ledger, ref: str) -> bool:
     if run is not None and run != ledger.head.run:
         return False
     if kind == "artifact":
-        versions = [item for item in ledger.items["artifact"].values() if name in (item.artifact_id, item.id)]
-        return bool(versions) and all(item.state == "withdrawn" for item in versions)
+        items = ledger.items["artifact"]
+        versions = [items[key] for *_, key in ledger.index.stock.versions(name)]
+        named = [item for item in versions if name in (item.artifact_id, item.id)]
+        return bool(named) and all(item.state == "withdrawn" for item in named)
     if kind == "event":
         return ledger.get("corrected", name) is not None
     if kind not in ("decision", "constraint"):
@@ -223,12 +250,42 @@ def _operation(operation: Operation, allowed: May) -> dict[str, Any]:
     return fields
 
 
-def _rank(age: int, rank: int) -> int:
-    return rank if age < FEW else _OLD
+def _child(child: Child) -> Piece:
+    value = {"run": child.id, "task": child.task, "status": child.status}
+    return Piece(slot="children", order=child.id, value=value, rank=_CHILD)
 
 
-def _newest(slot: str, items: Iterable[Any], left: Counter[str]) -> list[Any]:
-    """At most ``CANDIDATES`` items, newest first; the rest is counted as left out."""
-    found = list(items)
-    left[slot] += max(0, len(found) - CANDIDATES)
-    return heapq.nlargest(CANDIDATES, found, key=lambda item: (item.position, item.id))
+def _artifact(rank: int | None, item: Artifact) -> Piece:
+    """``rank`` None: it must stay."""
+    return Piece(
+        slot="artifacts",
+        order=(item.artifact_id, item.position, item.id),
+        value=artifact_fields(item),
+        rank=rank or 0,
+        required=rank is None,
+    )
+
+
+def _evidence(rank: int | None, item: Evidence) -> Piece:
+    """``rank`` None: it must stay."""
+    return Piece(
+        slot="evidence", order=item.id, value=evidence_fields(item), rank=rank or 0, required=rank is None
+    )
+
+
+def _newest(
+    slot: str, ledger: Ledger, kind: str, left: Counter[str], but: frozenset[str] = frozenset()
+) -> list[Any]:
+    """At most ``CANDIDATES`` items, newest first, ``but`` these; the rest is counted as left out."""
+    stock, items = ledger.index.stock, ledger.items[kind]
+    found = [items[name] for name in stock.newest(kind, CANDIDATES, but)]
+    left[slot] += stock.count(kind) - sum(items[name].live for name in but) - len(found)
+    return found
+
+
+def _aged(
+    slot: str, rank: int, few: Sequence[Any], old: Sequence[Any], piece: Callable[[int, Any], Piece]
+) -> Iterator[Group]:
+    """The newest few in their turn, the older ones before anything else."""
+    yield Group(rank, {slot: len(few)}, map(partial(piece, rank), few))
+    yield Group(_OLD, {slot: len(old)}, map(partial(piece, _OLD), old))

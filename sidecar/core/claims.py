@@ -244,19 +244,35 @@ def looks_raw(text: str) -> bool:
 
 
 class RawOutput:
-    """The tool output of a range, to find long verbatim runs of it."""
+    """Which of some texts hold long verbatim runs of a range's tool output; the output is not kept."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._text = "\n".join(" ".join(text.split()) for text in texts)
+        self._windows = {text: _windows(text) for text in texts}
+        self._sought = {window for windows in self._windows.values() for window in windows}
+        self._found: set[str] = set()
+
+    @property
+    def matters(self) -> bool:
+        """Whether any output could still be found in the texts."""
+        return bool(self._sought)
+
+    def take(self, output: str) -> None:
+        """Look for the texts in the output of one result."""
+        flat = " ".join(output.split())
+        found = [window for window in self._sought if window in flat]
+        self._found.update(found)
+        self._sought.difference_update(found)
 
     def quoted_by(self, text: str) -> bool:
-        """Whether ``RAW_RUN`` characters in a row of the text stand in the output (to within a few)."""
-        flat = " ".join(text.split())
-        stride = 20
-        window = RAW_RUN - stride
-        return any(
-            flat[start : start + window] in self._text for start in range(0, len(flat) - window + 1, stride)
-        )
+        """Whether ``RAW_RUN`` characters in a row of one of the texts stand in the output (to within a few)."""
+        return any(window in self._found for window in self._windows[text])
+
+
+def _windows(text: str) -> tuple[str, ...]:
+    flat = " ".join(text.split())
+    stride = 20
+    window = RAW_RUN - stride
+    return tuple(flat[start : start + window] for start in range(0, len(flat) - window + 1, stride))
 
 
 def statement_tokens(summary: Summary) -> int:

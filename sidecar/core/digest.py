@@ -105,7 +105,7 @@ def _new(found: Sequence[Finding], rules: Rules, texts: Mapping[str, str], *, st
         section = finding.section
         if section == "completed" and rules.names_forbidden(finding.text):
             section = "observations"
-        if rules.contradicted(finding.text, done=section == "completed") or _unfit(finding.text):
+        if rules.contradicted(finding.text, done=section == "completed"):
             continue
         sources = Sources(texts[ref] for ref in finding.refs if ref in texts)
         if sources.unsupported(finding.text):
@@ -169,7 +169,7 @@ def _old(previous: Summary | None, rules: Rules) -> list[_Candidate]:
     for section, rank in _OLD_RANK.items():
         statements: tuple[Statement, ...] = getattr(previous, section)
         for statement in statements:
-            if rules.contradicted(statement.text, done=section == "completed") or _unfit(statement.text):
+            if rules.contradicted(statement.text, done=section == "completed"):
                 continue
             if not statement.refs:
                 continue
@@ -185,6 +185,7 @@ def _unfit(text: str) -> bool:
 
 def _choose(candidates: Sequence[_Candidate], room: int) -> list[_Candidate]:
     """The worthiest that fit, newest first among equals; a text said again counts once, at its newest place.
+    Whether a text may be said at all is looked at where there is room for it: that is the dearest question.
 
     Old statements get no more than their share before the new ones had theirs: they thin out by layers.
     """
@@ -200,13 +201,13 @@ def _choose(candidates: Sequence[_Candidate], room: int) -> list[_Candidate]:
         size = candidate.size
         if candidate.old and size > share:
             waiting.append(candidate)
-        elif size <= left:
+        elif size <= left and not _unfit(candidate.statement.text):
             chosen.append(candidate)
             left -= size
             if candidate.old:
                 share -= size
     for candidate in waiting:
-        if candidate.size <= left:
+        if candidate.size <= left and not _unfit(candidate.statement.text):
             chosen.append(candidate)
             left -= candidate.size
     return sorted(chosen, key=lambda candidate: candidate.order)

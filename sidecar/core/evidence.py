@@ -25,8 +25,8 @@ from protocol.events import (
 )
 from protocol.identifiers import Ref, parse_ref
 from sidecar.core import family, scope
-from sidecar.core.protected import digest_of
 from sidecar.core.state import Ledger
+from sidecar.core.stock import digest_of
 
 _ITEM_CLASSES = (OfApproval, OfArtifact, OfConstraint, OfDecision, OfEvidence, OfOperation, OfQuestion)
 ITEM_EVENTS: Final[tuple[str, ...]] = tuple(

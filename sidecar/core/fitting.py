@@ -10,13 +10,12 @@ become counts. It renders and measures and knows no ledger.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from msgspec import Struct
-
 from protocol.codec import encode
-from sidecar.core.text import render_fields
+from sidecar.core.shelf import Group, Piece, Shelf, Weight, weight_of
+from sidecar.core.text import item_lines, render_fields
 
 Choice = Literal["reduced", "postpone", "pause"]
 
@@ -86,24 +85,13 @@ WIDEST_COUNT: Final = 10**9
 _COMBINING: Final = frozenset(map(chr, (*range(0x300, 0x370), *range(0xFE00, 0xFE10), 0x200D, 0x20E3)))
 
 
-class Piece(Struct, frozen=True, kw_only=True):
-    """One item of a list of the packet. ``order`` sorts it within its slot; ``required``: never left out.
-
-    Of two others the one of higher ``rank`` is left out first, and of one rank the later one.
-    """
-
-    slot: str
-    order: Any
-    value: Any
-    rank: int = 0
-    required: bool = False
-
-
 class Contents(NamedTuple):
-    """All fields of a packet with empty lists, and what fills these."""
+    """All fields of a packet with empty lists, what must stand in these, and what may."""
 
     frame: dict[str, Any]
-    pieces: list[Piece]
+    required: list[Piece]
+    groups: Sequence[Group]
+    """Those of all choices are the same; they are looked at once."""
 
 
 class Bounds(NamedTuple):
@@ -145,17 +133,19 @@ def fit(contents: Callable[[Choice | None], Contents], left: Counter[str], bound
     says, ``postpone`` or ``pause``. What even the broker would refuse is a ``pause`` in any case.
     """
     whole = contents(None)
-    optional = sorted((piece for piece in whole.pieces if not piece.required), key=lambda piece: piece.rank)
-    without = left + Counter(piece.slot for piece in optional)
+    without = sum((Counter(group.counts) for group in whole.groups), left)
     if bounds.least is None:
-        fields = _assemble(whole.frame, whole.pieces, left)
-        size = _measure(fields)
-        if _within(size, bounds):
-            return _done(fields, None, size)
+        most = Weight(min(4 * bounds.packet_tokens, bounds.wire_bytes), _text_bound(bounds))
+        shelf = Shelf(whole.groups, large=bounds.packet_tokens, most=most)
+        if shelf.whole:
+            fields = _assemble(whole.frame, [*whole.required, *shelf.pieces], left)
+            size = _measure(fields, shelf.ready)
+            if _within(size, bounds):
+                return _done(fields, None, size)
         fields = _bare(whole, without)
         size = _measure(fields)
         if _within(size, bounds):
-            return _with_optional(whole, optional, left, bounds, fields, size)
+            return _with_optional(whole, shelf, left, bounds, fields, size)
         reduced = _bare(contents("reduced"), without)
         for rest, firm in _RUNGS:
             fields = _shortened(reduced, rest, firm)
@@ -192,28 +182,43 @@ def shorten(text: str, limit: int, ref: str | None) -> str:
 
 
 def _with_optional(
-    contents: Contents,
-    optional: list[Piece],
-    left: Counter[str],
-    bounds: Bounds,
-    fields: dict[str, Any],
-    size: _Size,
+    contents: Contents, shelf: Shelf, left: Counter[str], bounds: Bounds, fields: dict[str, Any], bare: _Size
 ) -> Fitted:
     """The longest beginning of the optional pieces that fits; ``fields`` has none of them and does fit."""
-    required = [piece for piece in contents.pieces if piece.required]
-    # One that alone would fill half of the packet must not keep all behind it out.
-    ordered = sorted(optional, key=lambda piece: len(encode(piece.value)) > bounds.packet_tokens)
-    fits, over = 0, len(ordered)
+    required = Counter(piece.slot for piece in contents.required)
+    told = _of_omitted(left + shelf.left(0))
+    frame = _Size(bare.measured - told.measured, bare.text - told.text, bare.wire - told.measured)
+    fits, over = 0, shelf.total
     while over - fits > 1:
         count = (fits + over) // 2
-        missing = Counter(piece.slot for piece in ordered[count:])
-        tried = _assemble(contents.frame, required + ordered[:count], left + missing)
-        weighed = _measure(tried)
-        if _within(weighed, bounds):
-            fits, fields, size = count, tried, weighed
+        added = shelf.weight(count, required)
+        if added is not None and _within(
+            _plus(_plus(frame, added), _of_omitted(left + shelf.left(count))), bounds
+        ):
+            fits = count
         else:
             over = count
-    return _done(fields, None, size)
+    if not fits:
+        return _done(fields, None, bare)
+    chosen = [*contents.required, *shelf.pieces[:fits]]
+    fields = _assemble(contents.frame, chosen, left + shelf.left(fits))
+    return _done(fields, None, _measure(fields, shelf.ready))
+
+
+def _plus(size: _Size, added: Weight) -> _Size:
+    return _Size(size.measured + added.measured, size.text + added.text, size.wire + added.measured)
+
+
+def _of_omitted(left: Counter[str]) -> Weight:
+    """What the list of what was left out weighs, its lines too."""
+    measured, text = len("[]") - 1, 0
+    for slot, count in left.items():
+        if count > 0:
+            digits, one = len(str(count)), _OMITTED_WEIGHTS[slot]
+            # Once in the list, once in the line, which stands in the JSON too; a comma or the first's want of one.
+            measured += one.measured + 2 * digits + 1
+            text += one.text + digits
+    return Weight(max(measured, len("[]")), text)
 
 
 def _within(size: _Size, bounds: Bounds) -> bool:
@@ -234,9 +239,9 @@ def _done(fields: dict[str, Any], choice: Choice | None, size: _Size) -> Fitted:
     return Fitted(fields, choice, size.tokens, size.text_tokens)
 
 
-def _measure(fields: dict[str, Any]) -> _Size:
-    """Renders ``text`` into the fields and weighs them."""
-    fields["text"] = render_fields(fields)
+def _measure(fields: dict[str, Any], ready: Mapping[int, str] | None = None) -> _Size:
+    """Renders ``text`` into the fields, from lines that are ready where they are, and weighs them."""
+    fields["text"] = render_fields(fields, ready)
     wire = len(encode(fields))
     return _Size(wire - len(encode(fields["cleared"])), len(fields["text"].encode("utf-8", "replace")), wire)
 
@@ -268,7 +273,7 @@ def _assemble(frame: dict[str, Any], pieces: Iterable[Piece], left: Counter[str]
 
 
 def _bare(contents: Contents, left: Counter[str]) -> dict[str, Any]:
-    return _assemble(contents.frame, [piece for piece in contents.pieces if piece.required], left)
+    return _assemble(contents.frame, contents.required, left)
 
 
 def _omitted(left: Counter[str]) -> list[dict[str, Any]]:
@@ -360,3 +365,13 @@ def _lists(fields: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
         for name, value in holder.items()
         if isinstance(value, list) and value and name != "omitted"
     ]
+
+
+def _weight_omitted(kind: str, how: str) -> Weight:
+    """What an entry weighs without the digits of its number."""
+    entry = {"class": kind, "count": 0, "how": how}
+    line = weight_of(item_lines("omitted", entry))
+    return Weight(len(encode(entry)) + line.measured - 2, line.text - 1)
+
+
+_OMITTED_WEIGHTS: Final = {slot: _weight_omitted(*said) for slot, said in LEFT_OUT.items()}

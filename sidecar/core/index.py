@@ -6,48 +6,18 @@ a message and of a judgement independent of how long the run is. It decides noth
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sidecar.core.ordered import Ordered
 from sidecar.core.rules import Rules
+from sidecar.core.stock import Stock
 
 if TYPE_CHECKING:
     from sidecar.core.state import Approval, Artifact, Call, Operation
 
-_INDEXED = ("operation", "approval", "artifact", "call", "constraint", "gap")
-
-
-class Ordered:
-    """Items under a key, in an order of their own; empty keys are not kept."""
-
-    __slots__ = ("_under",)
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        self._under: dict[Hashable, list[tuple[Any, ...]]] = {}
-
-    def add(self, key: Hashable, entry: tuple[Any, ...]) -> None:
-        insort(self._under.setdefault(key, []), entry)
-
-    def remove(self, key: Hashable, entry: tuple[Any, ...]) -> None:
-        entries = self._under[key]
-        del entries[bisect_left(entries, entry)]
-        if not entries:
-            del self._under[key]
-
-    def get(self, key: Hashable) -> list[tuple[Any, ...]]:
-        """The entries, least first."""
-        return self._under.get(key, [])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ordered) and self._under == other._under
-
-    def copy(self) -> Ordered:
-        twin = Ordered()
-        twin._under = {key: list(entries) for key, entries in self._under.items()}
-        return twin
+_INDEXED = ("operation", "approval", "artifact", "call", "constraint", "gap", "decision", "evidence")
 
 
 class Index:
@@ -65,6 +35,7 @@ class Index:
         "requests",
         "rules",
         "sizes",
+        "stock",
         "unsettled",
         "versions",
     )
@@ -94,6 +65,8 @@ class Index:
         """The active constraints, by what they forbid."""
         self.binding_changes = 0
         """How often a constraint or gap that holds for descendants came, went or changed."""
+        self.stock = Stock()
+        """What a packet may show of what is finished, and what is named by what is not."""
         self.sizes: dict[str, int] = dict.fromkeys(_INDEXED, 0)
 
     @classmethod
@@ -114,6 +87,8 @@ class Index:
             and sizes["operation"] == len(items["operation"])
             and sizes["approval"] == len(items["approval"])
             and sizes["artifact"] == len(items["artifact"])
+            and sizes["decision"] == len(items["decision"])
+            and sizes["evidence"] == len(items["evidence"])
         )
 
     def copy(self) -> Index:
@@ -123,6 +98,7 @@ class Index:
         twin.unsettled = set(self.unsettled)
         twin.granted = self.granted.copy()
         twin.rules = self.rules.copy()
+        twin.stock = self.stock.copy()
         twin.binding_changes = self.binding_changes
         twin.approvals_of_operation = dict(self.approvals_of_operation)
         twin.approvals_of_kind = dict(self.approvals_of_kind)
@@ -138,6 +114,7 @@ class Index:
         if kind not in self.sizes:
             return
         self.sizes[kind] += (new is not None) - (old is not None)
+        self.stock.note(kind, old, new)
         if kind == "operation":
             self._operation(old, new)
         elif kind == "approval":
@@ -149,7 +126,7 @@ class Index:
             self.binding_changes += any(item is not None and item.source != "agent" for item in (old, new))
         elif kind == "gap":
             self.binding_changes += 1
-        else:
+        elif kind == "call":
             self._call(old, new)
 
     def _operation(self, old: Operation | None, new: Operation | None) -> None:

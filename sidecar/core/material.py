@@ -60,7 +60,7 @@ def parts(
     its middle. The parts are worked through in turn, each with the summary of the last one as previous; each is
     made when it is asked for.
     """
-    room = max(_LEAST_ITEM_TOKENS, window_tokens - overhead_tokens)
+    room = part_room(window_tokens, overhead_tokens)
     first = True
     part: list[Exchange] = []
     size = 0
@@ -80,6 +80,11 @@ def parts(
         size += cost
     if part or first:
         yield tuple(part)
+
+
+def part_room(window_tokens: int, overhead_tokens: int) -> int:
+    """Tokens of history that one request has room for."""
+    return max(_LEAST_ITEM_TOKENS, window_tokens - overhead_tokens)
 
 
 def item_tokens(item: Exchange) -> int:
@@ -208,8 +213,3 @@ def _from_last_message(part: list[Exchange], room: int) -> list[Exchange]:
         if part[index].type == "message":
             return part[index:]
     return []
-
-
-def messages_of(items: Sequence[Exchange], role: str) -> Iterator[str]:
-    """The texts of one role's messages."""
-    return (item.text for item in items if item.type == "message" and item.role == role)

@@ -23,10 +23,12 @@ from sidecar.core import room
 from sidecar.core import verdict as verdicts
 from sidecar.core.carried import (
     abandoned_calls,
+    in_groups,
     is_dead,
     operation_piece,
     recent,
     records,
+    rested,
     settled_operations,
     statements,
     steps,
@@ -113,18 +115,25 @@ def build_packet(inputs: PacketInputs) -> Built:
     lane = Lane(settings=inputs.settings)
     left: Counter[str] = Counter()
     covered = 0 if inputs.checkpoint is None else inputs.checkpoint.covers_through.position
-    unchanging = [
-        *abandoned_calls(ledger, covered),
-        *steps(view["progress"]),
-        *records(ledger, rested_on(ledger), left),
-        *user_messages(ledger, inputs.user_tokens, left),
-        *statements(inputs.checkpoint, lambda ref: inputs.statements_dead(ref) or is_dead(ledger, ref), left),
-        *recent(inputs.recent),
+    rests_on = rested_on(ledger)
+    work = list(steps(view["progress"]))
+    kept = [piece for piece in work if piece.required] + list(rested(ledger, rests_on))
+    groups = [
+        *settled_operations(ledger, left),
+        *in_groups(abandoned_calls(ledger, covered)),
+        *in_groups(piece for piece in work if not piece.required),
+        *records(ledger, rests_on, left),
+        *in_groups(user_messages(ledger, inputs.user_tokens, left)),
+        *in_groups(
+            statements(
+                inputs.checkpoint, lambda ref: inputs.statements_dead(ref) or is_dead(ledger, ref), left
+            )
+        ),
+        *in_groups(recent(inputs.recent)),
     ]
-    settled = settled_operations(ledger, left)
     cleared = _cleared(inputs.cleared, inputs.wire_bytes // _CLEARED_SHARE)
     left["cleared"] = len(inputs.cleared) - len(cleared)
-    fits = room.fit_of(lane, inputs.runs, inputs.run)
+    fits = room.fit_of(lane, inputs.runs, inputs.run, view)
 
     def contents(choice: Choice | None) -> Contents:
         frame = _frame(inputs, view, choice) | {"cleared": cleared}
@@ -144,7 +153,7 @@ def build_packet(inputs: PacketInputs) -> Built:
             )
             for operation in ledger.active["operation"].values()
         ]
-        return Contents(frame, [*unsettled, *settled, *unchanging])
+        return Contents(frame, [*unsettled, *kept], groups)
 
     bounds = Bounds(
         inputs.packet_tokens, inputs.budget.usable, None if fits == "fits" else fits, inputs.wire_bytes

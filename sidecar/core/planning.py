@@ -5,21 +5,7 @@ One decision from figures computed once. Reads only; no clock, no storage, no su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from protocol.content import ImagePart
-from protocol.events import (
-    ApprovalRequested,
-    DecisionMade,
-    Event,
-    EvidenceRecorded,
-    Message,
-    OperationReconciled,
-    StepChanged,
-    ToolReturned,
-)
-from protocol.identifiers import parse_ref
-from sidecar.core.boundary import Cut, NoCut, TailItem, choose_cut
+from sidecar.core.boundary import Cut, NoCut, choose_cut
 from sidecar.core.budget import HYSTERESIS, Budget, BudgetSettings, at_least
 from sidecar.core.course import (
     GAIN_FLOOR,
@@ -35,7 +21,8 @@ from sidecar.core.course import (
     used_tokens,
 )
 from sidecar.core.state import Ledger
-from sidecar.core.trimming import REFERENCE_TOKENS, Trimming, trim_plan
+from sidecar.core.tail import Tail, Tailed
+from sidecar.core.trimming import REFERENCE_TOKENS, Trimming, clearing, trim_plan
 
 Plan = Trim | Compact | Defer | Ineffective
 
@@ -47,8 +34,17 @@ _PACKET_SHARE = 4
 """A summary is expected to take at most this part of its range."""
 
 
+def empty_tail(ledger: Ledger, course: Course, settings: BudgetSettings) -> Tail:
+    """What a plan on this ledger needs gathered: give it every message of the tail, then plan on it."""
+    return Tail(
+        open_calls(ledger),
+        [gap for gap in ledger.active["gap"].values() if not gap.declared],
+        clearing(settings.result_tokens, course.trimmed_through),
+    )
+
+
 def plan(
-    items: Sequence[TailItem],
+    items: Tailed,
     ledger: Ledger,
     budget: Budget,
     course: Course,
@@ -58,8 +54,12 @@ def plan(
 ) -> Plan:
     """What to do about this tail. Reads only; the same arguments give the same plan.
 
-    ``items``: every message of ``event`` and ``authority`` after ``course.covers_through``, ascending.
+    ``items``: every message of ``event`` and ``authority`` after ``course.covers_through``, ascending, or what
+    ``empty_tail`` gathered of them.
     """
+    if not isinstance(items, Tail):
+        messages, items = items, empty_tail(ledger, course, settings)
+        items.extend(messages)
     return _Planner(items, ledger, budget, course, settings, trigger).plan()
 
 
@@ -68,14 +68,14 @@ class _Planner:
 
     def __init__(
         self,
-        items: Sequence[TailItem],
+        tail: Tail,
         ledger: Ledger,
         budget: Budget,
         course: Course,
         settings: BudgetSettings,
         trigger: str,
     ) -> None:
-        self.items = items
+        self.tail = tail
         self.ledger = ledger
         self.budget = budget
         self.course = course
@@ -95,18 +95,18 @@ class _Planner:
         if enough and not self.requested and self._worth(trimming):
             return self._trim(trimming)
         cut = choose_cut(
-            self.items,
+            self.tail,
             keep_recent=self.keep,
             critical=self.critical,
             open_calls=open_calls(self.ledger),
-            open_gap_from=gap_position(self.items, self.ledger),
+            open_gap_from=self.tail.gap_position,
         )
         if isinstance(cut, NoCut):
             return self._no_cut(cut)
         return self._weigh(cut, trimming)
 
     def _weigh(self, cut: Cut, trimming: Trimming) -> Plan:
-        missing = missing_artifacts(self.items, self.ledger, cut.through)
+        missing = missing_artifacts(self.tail, self.ledger, cut.through)
         if missing and not self.critical:
             return self._defer("artifact_unsaved")
         range_tokens = min(self.used, self._in_context(cut.through))
@@ -138,7 +138,7 @@ class _Planner:
 
     def _no_cut(self, cut: NoCut) -> Plan:
         if cut.reason == "little_new" and not self.requested:
-            everything = self._scaled(sum(item.tokens for item in self.items))
+            everything = self._scaled(self.tail.tokens)
             if self.used - everything >= self.target:
                 return self._last_resort()
         if cut.reason == "no_boundary" and self.critical:
@@ -165,7 +165,7 @@ class _Planner:
             deep = self._trimming(inside=True)
             if self._worth(deep):
                 return self._trim(deep)
-        everything = self._scaled(sum(item.tokens for item in self.items))
+        everything = self._scaled(self.tail.tokens)
         if self.used - min(self.used, everything) >= self.target:
             return Ineffective(reason="fixed_cost")
         if everything > self._scaled(self.keep):
@@ -173,11 +173,11 @@ class _Planner:
         return Ineffective(reason="no_gain")
 
     def _gap_open(self) -> bool:
-        return gap_position(self.items, self.ledger) is not None
+        return self.tail.gap_position is not None
 
     def _trimming(self, *, inside: bool) -> Trimming:
         return trim_plan(
-            self.items,
+            self.tail,
             keep_recent=self.keep,
             result_tokens=self.settings.result_tokens,
             trimmed_through=self.course.trimmed_through,
@@ -197,16 +197,10 @@ class _Planner:
 
     def _in_context(self, through: int) -> int:
         """What the range takes now: results cleared before are references."""
-        tokens = 0
-        for item in self.items:
-            if item.position > through:
-                break
-            cleared = (
-                item.position <= self.course.trimmed_through
-                and item.tokens > self.settings.result_tokens
-                and isinstance(item.event, ToolReturned)
-            )
-            tokens += REFERENCE_TOKENS if cleared else item.tokens
+        tokens = self.tail.through(through)
+        for _, size in self.tail.results(0, min(through, self.course.trimmed_through)):
+            if size > self.settings.result_tokens:
+                tokens += REFERENCE_TOKENS - size
         return self._scaled(tokens)
 
     def _rebuild(self) -> bool:
@@ -228,61 +222,10 @@ def open_calls(ledger: Ledger) -> frozenset[str]:
     return frozenset(call.id for call in ledger.active["call"].values() if call.state == "open")
 
 
-def gap_position(items: Sequence[TailItem], ledger: Ledger) -> int | None:
-    """Position of the first message behind an undeclared gap; the first one at all if that cannot be told."""
-    gaps = [gap for gap in ledger.active["gap"].values() if not gap.declared]
-    if not gaps or not items:
-        return None
-    found: list[int] = []
-    for gap in gaps:
-        behind = (
-            item.position
-            for item in items
-            if gap.session is not None
-            and item.channel == gap.channel
-            and item.event.session == gap.session
-            and item.event.seq is not None
-            and item.event.seq > gap.through
-        )
-        found.append(next(behind, items[0].position))
-    return min(found)
-
-
-def missing_artifacts(items: Sequence[TailItem], ledger: Ledger, through: int) -> tuple[str, ...]:
+def missing_artifacts(tail: Tail, ledger: Ledger, through: int) -> tuple[str, ...]:
     """Artifacts named by refs of the range and never saved, by id."""
     saved = {item.artifact_id for item in ledger.items["artifact"].values()} | set(ledger.items["artifact"])
-    named = {name for item in items if item.position <= through for name in _artifacts_of(item.event)}
-    return tuple(sorted(named - saved))
-
-
-def _artifacts_of(event: Event) -> Iterator[str]:
-    refs: list[str] = []
-    match event:
-        case ToolReturned() | Message():
-            if isinstance(event, ToolReturned) and event.artifact_id is not None:
-                yield event.artifact_id
-            if not isinstance(event.content, str):
-                for part in event.content:
-                    if isinstance(part, ImagePart) and part.artifact_id is not None:
-                        yield part.artifact_id
-        case StepChanged():
-            refs = [ref for step in event.completed or () for ref in step.refs]
-        case DecisionMade():
-            refs = list(event.refs)
-        case EvidenceRecorded():
-            refs = [event.source]
-        case OperationReconciled():
-            refs = [event.evidence]
-        case ApprovalRequested():
-            refs = [event.payload_ref or ""]
-        case _:
-            pass
-    for ref in refs:
-        if ref.startswith("artifact:"):
-            try:
-                yield parse_ref(ref).value
-            except ValueError:
-                continue
+    return tuple(sorted(tail.artifacts(through) - saved))
 
 
 def _trigger(name: str) -> Trigger:

@@ -15,6 +15,7 @@ from protocol.codec import digest
 from protocol.identifiers import parse_ref
 from sidecar.core import family
 from sidecar.core.state import Approval, Artifact, ConstraintItem, Decision, Evidence, Gap, Ledger, Operation
+from sidecar.core.stock import digest_of
 
 
 class RestedOn(NamedTuple):
@@ -114,11 +115,7 @@ def rested_on(ledger: Ledger) -> RestedOn:
     """
     artifacts: set[str] = set()
     evidence: set[str] = set()
-    saved: dict[str, list[Artifact]] = {}
-    for item in in_artifact_order(ledger.items["artifact"].values()):
-        if item.state != "withdrawn":
-            for name in {item.artifact_id, item.id, digest_of(item)}:
-                saved.setdefault(name, []).append(item)
+    stock = ledger.index.stock
     for ref, payload_digest in _named_refs(ledger):
         try:
             kind, name, run = parse_ref(ref)
@@ -128,33 +125,42 @@ def rested_on(ledger: Ledger) -> RestedOn:
             continue
         if kind == "evidence" and name in ledger.items["evidence"]:
             evidence.add(name)
-        elif kind in ("artifact", "sha256") and (
-            versions := saved.get(name if kind == "artifact" else f"sha256:{name}")
-        ):
-            approved = [item for item in versions if digest_of(item) == payload_digest]
-            artifacts.add((approved or versions)[-1].id)
+        elif kind in ("artifact", "sha256"):
+            found = _version(
+                ledger, stock.versions(name if kind == "artifact" else f"sha256:{name}"), payload_digest
+            )
+            if found is not None:
+                artifacts.add(found)
     return RestedOn(frozenset(artifacts), frozenset(evidence))
 
 
-def digest_of(artifact: Artifact) -> str:
-    """The artifact's digest with its prefix."""
-    return artifact.sha256 if artifact.sha256.startswith("sha256:") else f"sha256:{artifact.sha256}"
+def _version(ledger: Ledger, versions: list[tuple[Any, ...]], payload_digest: str | None) -> str | None:
+    """Key of the newest of these that is not withdrawn, of those with the digest if there are any."""
+    newest: str | None = None
+    for *_, key in reversed(versions):
+        item: Artifact = ledger.items["artifact"][key]
+        if item.state == "withdrawn":
+            continue
+        if payload_digest is None or digest_of(item) == payload_digest:
+            return item.id
+        newest = newest or item.id
+    return newest
 
 
 def contradictions_of(ledger: Ledger) -> list[list[str]]:
     """Pairs of evidence refs that contradict each other, in the order told; within a pair the older one
     first."""
     known: dict[str, Evidence] = ledger.items["evidence"]
-    told = sorted(known.values(), key=lambda item: (item.position, item.id))
-    pairs: list[list[str]] = []
+    disputing = (known[name] for name in ledger.index.stock.disputing)
+    pairs: dict[tuple[str, str], list[str]] = {}
+    told = sorted(disputing, key=lambda item: (item.position, item.id))
     for item in told:
         for other in item.contradicts:
             older = known[other].position if other in known else 0
             first, second = sorted([(item.position, item.id), (older, other)])
-            pair = [f"evidence:{first[1]}", f"evidence:{second[1]}"]
-            if other != item.id and pair not in pairs:
-                pairs.append(pair)
-    return pairs
+            if other != item.id:
+                pairs.setdefault((first[1], second[1]), [f"evidence:{first[1]}", f"evidence:{second[1]}"])
+    return list(pairs.values())
 
 
 def constraint_fields(item: ConstraintItem) -> dict[str, Any]:
@@ -229,9 +235,8 @@ def _named_refs(ledger: Ledger) -> Iterator[tuple[str, str | None]]:
         for ref in (operation.target, operation.receipt):
             if ref is not None:
                 yield ref, operation.payload_digest
-    for decision in ledger.active["decision"].values():
-        for ref in decision.refs:
-            yield ref, None
+    for ref in ledger.index.stock.refs:
+        yield ref, None
     for step in ledger.progress.completed:
         for ref in step.refs:
             yield ref, None

@@ -32,11 +32,11 @@ _SETTINGS: Final = window.BudgetSettings()
 """The documented reserve, not the configured one: the ledger does not know it."""
 
 
-def fit_of(lane: Lane, runs: Mapping[str, Ledger], run: str) -> Fit:
+def fit_of(lane: Lane, runs: Mapping[str, Ledger], run: str, view: Mapping[str, Any] | None = None) -> Fit:
     """``fits``: at most a quarter of the usable window is needed; ``postpone``: a half; ``pause``: more.
 
     A window that was not declared bounds nothing. Raises KeyError when ``run`` is not in ``runs``. Cost: the
-    protected items, or fewer where their mere number decides.
+    protected items, or fewer where their mere number decides. ``view``: the run's protected view, if it is at hand.
     """
     usable = usable_of(runs[run])
     if usable <= 0:
@@ -44,7 +44,7 @@ def fit_of(lane: Lane, runs: Mapping[str, Ledger], run: str) -> Fit:
     quarter, half = (min(max(share, _SMALL_BYTES), MAX_TEXT_BYTES) for share in (usable // 4 * 4, usable * 2))
     if _least(runs, run) > half:
         return "pause"
-    needed = text_bytes(lane, runs, run) + FRAME_BYTES
+    needed = text_bytes(lane, runs, run, view) + FRAME_BYTES
     if needed <= quarter:
         return "fits"
     return "postpone" if needed <= half else "pause"
@@ -56,21 +56,22 @@ def usable_of(ledger: Ledger) -> int:
     return 0 if model is None else window.usable(model.context_window, model.max_output_tokens, _SETTINGS)
 
 
-def text_bytes(lane: Lane, runs: Mapping[str, Ledger], run: str) -> int:
+def text_bytes(
+    lane: Lane, runs: Mapping[str, Ledger], run: str, view: Mapping[str, Any] | None = None
+) -> int:
     """Bytes of the barest packet's text without ``FRAME_BYTES``; no packet that leaves out and shortens all it
     may is longer than both together."""
-    return _size(_bare(lane, runs, run))
+    return _size(_bare(lane, runs, run, protected_view(runs, run) if view is None else view))
 
 
-def _bare(lane: Lane, runs: Mapping[str, Ledger], run: str) -> dict[str, Any]:
+def _bare(lane: Lane, runs: Mapping[str, Ledger], run: str, view: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that ``text`` is rendered from, every word that may vary at its longest."""
-    view = protected_view(runs, run)
     ledger = runs[run]
     kept: dict[str, list[Any]] = {"completed": [], "plan": []}
     for piece in steps(view["progress"]):
         if piece.required:
             kept[piece.slot].append(piece.value)
-    fields = view | {
+    fields = dict(view) | {
         "verdict": _WIDEST_VERDICT,
         "blockers": msgspec.to_builtins(verdict.blockers(lane, runs, run)),
         "contract": "inferred",
@@ -107,7 +108,8 @@ def _size(fields: Mapping[str, Any]) -> int:
 def _frame_bytes() -> int:
     """What a text may hold that no ledger knows of: a reason of ours, what was never saved, what is left out."""
     stop = max(verdict.POSTPONED, verdict.PROTECTED_TOO_LARGE, key=lambda stop: len("".join(stop)))
-    empty = _bare(Lane(settings=Settings()), {"": Ledger(Head(run=""))}, "")
+    runs = {"": Ledger(Head(run=""))}
+    empty = _bare(Lane(settings=Settings()), runs, "", protected_view(runs, ""))
     causes = [*empty["blockers"], stop._asdict() | {"ref": None}, *map(msgspec.to_builtins, (_NEVER_SAVED,))]
     omitted = [{"class": kind, "count": WIDEST_COUNT, "how": how} for kind, how in LEFT_OUT.values()]
     return _size(empty | {"blockers": causes, "omitted": omitted}) - _size(empty)

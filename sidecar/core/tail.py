@@ -10,6 +10,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from msgspec import Struct
+
 from protocol.content import ImagePart
 from protocol.events import (
     ApprovalRequested,
@@ -26,17 +28,33 @@ from protocol.events import (
 )
 from protocol.identifiers import parse_ref
 from sidecar.core.exchanges import Collector, Spans, TailItem
+from sidecar.core.references import Cleared, clear
 from sidecar.core.state import Gap
+
+
+class Clearing(Struct, frozen=True, kw_only=True):
+    """Results behind position ``after`` of more than ``over`` tokens: their references are made on the way."""
+
+    after: int
+    over: int
 
 
 class Tail:
     """The messages of ``event`` and ``authority`` after the old boundary, ascending, as figures.
 
     ``open_calls``: event ids of the calls that are open by the ledger; None: only a new session abandons calls.
-    ``gaps``: the undeclared ones. Memory is some 100 bytes a message, whatever its size.
+    ``gaps``: the undeclared ones. ``clearing``: None makes no references. Memory is some 150 bytes a message,
+    whatever its size, and what a reference takes.
     """
 
-    def __init__(self, open_calls: Collection[str] | None = None, gaps: Iterable[Gap] = ()) -> None:
+    def __init__(
+        self,
+        open_calls: Collection[str] | None = None,
+        gaps: Iterable[Gap] = (),
+        clearing: Clearing | None = None,
+    ) -> None:
+        self._clearing = clearing
+        self._cleared: list[Cleared] = []
         self._known = None if open_calls is None else frozenset(open_calls)
         self._strict = Collector(self._known)
         self._plain = self._strict
@@ -55,15 +73,6 @@ class Tail:
         """Named by a ref → position at which it first was."""
         self._gaps = [(gap.channel, gap.session, gap.through) for gap in gaps]
         self._behind: dict[int, int] = {}
-
-    @classmethod
-    def of(
-        cls, items: Iterable[TailItem], open_calls: Collection[str] | None = None, gaps: Iterable[Gap] = ()
-    ) -> Tail:
-        """The figures of these messages."""
-        tail = cls(open_calls, gaps)
-        tail.extend(items)
-        return tail
 
     def extend(self, items: Iterable[TailItem]) -> None:
         """Take these messages in; they come after all taken before."""
@@ -101,6 +110,10 @@ class Tail:
             if positions[number] > through:
                 return
             yield positions[number], totals[number + 1] - totals[number]
+
+    def cleared(self, through: int) -> tuple[Cleared, ...]:
+        """The references of the results up to a position."""
+        return tuple(self._cleared[: bisect_right(self._cleared, through, key=_position)])
 
     def spans(self, *, known: bool) -> Spans:
         """The exchanges; ``known``: by the calls that are open by the ledger, where those were given."""
@@ -154,6 +167,9 @@ class Tail:
         self._id_ends.append(len(self._ids))
         if isinstance(event, ToolReturned):
             self._results.append(number)
+            over = self._clearing
+            if over is not None and item.position > over.after and item.tokens > over.over:
+                self._cleared.append(clear(item, event))
         elif isinstance(event, BoundaryMarked):
             self._marks.add(item.position)
         for name in _artifacts_of(event):
@@ -191,10 +207,22 @@ Tailed = Sequence[TailItem] | Tail
 """A tail as messages or as what was gathered of them."""
 
 
-def tail_of(items: Tailed, open_calls: Collection[str] | None = None, gaps: Iterable[Gap] = ()) -> Tail:
-    """What was gathered, or the same of messages; of what was gathered the other arguments are those it began
-    with."""
-    return items if isinstance(items, Tail) else Tail.of(items, open_calls, gaps)
+def tail_of(
+    items: Tailed,
+    open_calls: Collection[str] | None = None,
+    gaps: Iterable[Gap] = (),
+    clearing: Clearing | None = None,
+) -> Tail:
+    """What was gathered, or the same of messages; the other arguments are for these."""
+    if isinstance(items, Tail):
+        return items
+    tail = Tail(open_calls, gaps, clearing)
+    tail.extend(items)
+    return tail
+
+
+def _position(item: Cleared) -> int:
+    return item.position
 
 
 def _artifacts_of(event: Event) -> Iterator[str]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 import msgspec
@@ -60,8 +62,10 @@ _APPROVALS: Final[dict[str, str]] = {
 
 def quoted(value: object) -> str:
     """One JSON string of printable characters on one line; what is no string is quoted as its JSON."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return _HIDDEN.sub(_escape, json.dumps(text, ensure_ascii=False))
+    text = encode_basestring(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _HIDDEN.sub(_escape, text)
 
 
 def render(packet: Packet) -> str:
@@ -69,15 +73,30 @@ def render(packet: Packet) -> str:
     return render_fields(msgspec.to_builtins(packet))
 
 
-def render_fields(fields: Mapping[str, Any]) -> str:
-    """The same from the packet's fields by wire name (``text`` itself is not looked at)."""
-    return "".join(f"{line}\n" for line in lines(fields))
+def render_fields(fields: Mapping[str, Any], ready: Mapping[int, str] | None = None) -> str:
+    """The same from the packet's fields by wire name (``text`` itself is not looked at).
+
+    ``ready``: lines that ``item_lines`` gave, by the identity of their value.
+    """
+    known = _NONE_READY if ready is None else ready
+    return "".join([f"{line}\n" for section in _SECTIONS for line in section(fields, known)])
 
 
-def lines(fields: Mapping[str, Any]) -> Iterator[str]:
-    """The lines without their newlines."""
-    for section in _SECTIONS:
-        yield from section(fields)
+def item_lines(slot: str, value: Any) -> str:
+    """The lines of one item of a list, each ended by a newline. ``rejected`` is (decision's id, alternatives),
+    ``summary.narrative`` the narrative."""
+    return "".join([f"{line}\n" for line in _OF_ITEM[slot](value)])
+
+
+def _each(
+    values: Iterable[Any], line: Callable[[Any], Iterator[str]], ready: Mapping[int, str]
+) -> Iterator[str]:
+    for value in values:
+        known = ready.get(id(value))
+        if known is None:
+            yield from line(value)
+        else:
+            yield known[:-1]
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -108,7 +127,7 @@ def _refs(fields: Mapping[str, Any]) -> str:
     return f" refs={_list(fields['refs'])}" if fields.get("refs") else ""
 
 
-def _verdict(fields: Mapping[str, Any]) -> Iterator[str]:
+def _verdict(fields: Mapping[str, Any], _ready: Mapping[int, str]) -> Iterator[str]:
     verdict = fields["verdict"]
     yield f"VERDICT {verdict}: {VERDICTS[verdict]}"
     for blocker in fields["blockers"]:
@@ -119,7 +138,7 @@ def _verdict(fields: Mapping[str, Any]) -> Iterator[str]:
     yield READING
 
 
-def _task(fields: Mapping[str, Any]) -> Iterator[str]:
+def _task(fields: Mapping[str, Any], _ready: Mapping[int, str]) -> Iterator[str]:
     task = fields["task"]
     yield f"GOAL {quoted(task['goal'])}"
     for condition in task["done_when"]:
@@ -145,7 +164,7 @@ def _task(fields: Mapping[str, Any]) -> Iterator[str]:
         yield "POLICY" + _named(fields["policy"], "released", "loaded")
 
 
-def _constraints(fields: Mapping[str, Any]) -> Iterator[str]:
+def _constraints(fields: Mapping[str, Any], _ready: Mapping[int, str]) -> Iterator[str]:
     for constraint in fields["task"]["constraints"]:
         told = "told by authority" if constraint["told_by"] == "authority" else "as told by the agent"
         who = f"({constraint['source']}, {told})"
@@ -156,45 +175,60 @@ def _constraints(fields: Mapping[str, Any]) -> Iterator[str]:
         yield line
 
 
-def _request(fields: Mapping[str, Any]) -> Iterator[str]:
+def _request(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
     for message in fields["task"]["current_request"]:
         yield f"REQUEST {quoted(message['event_id'])}: {quoted(message['text'])}"
-    for message in fields["task"]["user_messages"]:
-        yield f"EARLIER-USER-MESSAGE {quoted(message['event_id'])}: {quoted(message['text'])}"
+    yield from _each(fields["task"]["user_messages"], _user_message, ready)
 
 
-def _inputs(fields: Mapping[str, Any]) -> Iterator[str]:
+def _user_message(message: Mapping[str, Any]) -> Iterator[str]:
+    yield f"EARLIER-USER-MESSAGE {quoted(message['event_id'])}: {quoted(message['text'])}"
+
+
+def _inputs(fields: Mapping[str, Any], _ready: Mapping[int, str]) -> Iterator[str]:
     for pinned in fields["inputs"]:
         yield f"INPUT {quoted(pinned['name'])}{_named(pinned, 'version', 'digest')}"
 
 
-def _progress(fields: Mapping[str, Any]) -> Iterator[str]:
+def _progress(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
     progress = fields["progress"]
-    for step in progress["completed"]:
-        yield f"COMPLETED {quoted(step['text'])}{_refs(step)}"
+    yield from _each(progress["completed"], _completed, ready)
     if progress["phase"] is not None:
         yield f"PHASE {quoted(progress['phase'])}"
-    for item in progress["plan"]:
-        yield f"PLAN {quoted(item['id'])} {item['state']}: {quoted(item['text'])}"
+    yield from _each(progress["plan"], _plan, ready)
     if progress["focus"]:
         yield "FOCUS" + _named(progress["focus"], "files", "hypothesis", "remaining")
     if progress["next_action"] is not None:
         yield "NEXT" + _named(progress["next_action"], "verb", "operation_id", "detail")
 
 
-def _operations(fields: Mapping[str, Any]) -> Iterator[str]:
-    for operation in fields["operations"]:
-        state, may = operation["state"], operation["may"]
-        advice = _UNKNOWN if state == "unknown" else _OPERATIONS[state, may]
-        details = _named(operation, "kind", "idempotency_key", "target", "approval_id", "receipt")
-        yield f"OPERATION {quoted(operation['id'])} state={state} may={may}{details}: {advice}"
+def _completed(step: Mapping[str, Any]) -> Iterator[str]:
+    yield f"COMPLETED {quoted(step['text'])}{_refs(step)}"
+
+
+def _plan(item: Mapping[str, Any]) -> Iterator[str]:
+    yield f"PLAN {quoted(item['id'])} {item['state']}: {quoted(item['text'])}"
+
+
+def _operations(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
+    yield from _each(fields["operations"], _operation, ready)
     for call in fields["open_calls"]:
         yield f"CALL {quoted(call['call_id'])} open{_named(call, 'tool')}: its result may still come"
-    for call in fields["abandoned_calls"]:
-        yield f"CALL {quoted(call['call_id'])} abandoned{_named(call, 'tool')}: it may have happened or not"
+    yield from _each(fields["abandoned_calls"], _abandoned, ready)
 
 
-def _approvals(fields: Mapping[str, Any]) -> Iterator[str]:
+def _operation(operation: Mapping[str, Any]) -> Iterator[str]:
+    state, may = operation["state"], operation["may"]
+    advice = _UNKNOWN if state == "unknown" else _OPERATIONS[state, may]
+    details = _named(operation, "kind", "idempotency_key", "target", "approval_id", "receipt")
+    yield f"OPERATION {quoted(operation['id'])} state={state} may={may}{details}: {advice}"
+
+
+def _abandoned(call: Mapping[str, Any]) -> Iterator[str]:
+    yield f"CALL {quoted(call['call_id'])} abandoned{_named(call, 'tool')}: it may have happened or not"
+
+
+def _approvals(fields: Mapping[str, Any], _ready: Mapping[int, str]) -> Iterator[str]:
     for approval in fields["approvals"]:
         details = _named(approval, "action", "scope", "by", "payload_ref", "payload_digest", "uses_left")
         state = approval["state"]
@@ -202,61 +236,92 @@ def _approvals(fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"APPROVAL {quoted(approval['id'])} state={state}{details}: {advice}"
 
 
-def _decisions(fields: Mapping[str, Any]) -> Iterator[str]:
-    for decision in fields["decisions"]:
-        yield f"DECISION {quoted(decision['id'])}: {quoted(decision['summary'])}{_named(decision, 'reason')}"
-        for other in decision.get("rejected") or ():
-            alternative = quoted(other["alternative"])
-            yield f"REJECTED-FOR {quoted(decision['id'])}: {alternative}{_named(other, 'reason')}"
+def _decisions(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
+    yield from _each(fields["decisions"], _decision, ready)
 
 
-def _questions(fields: Mapping[str, Any]) -> Iterator[str]:
+def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
+    yield f"DECISION {quoted(decision['id'])}: {quoted(decision['summary'])}{_named(decision, 'reason')}"
+    yield from _rejected((decision["id"], decision.get("rejected") or ()))
+
+
+def _rejected(of_decision: tuple[str, Iterable[Mapping[str, Any]]]) -> Iterator[str]:
+    decision_id, others = of_decision
+    for other in others:
+        yield f"REJECTED-FOR {quoted(decision_id)}: {quoted(other['alternative'])}{_named(other, 'reason')}"
+
+
+def _questions(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
     for question in fields["questions"]:
         yield f"OPEN-QUESTION {quoted(question['id'])}: {quoted(question['text'])}"
-    for child in fields["children"]:
-        yield f"CHILD {quoted(child['run'])} {child['status']}: {quoted(child['task'])}"
+    yield from _each(fields["children"], _child, ready)
 
 
-def _artifacts(fields: Mapping[str, Any]) -> Iterator[str]:
-    for artifact in fields["artifacts"]:
-        yield f"ARTIFACT {quoted(artifact['id'])}{_named(artifact, 'uri', 'sha256', 'description')}"
+def _child(child: Mapping[str, Any]) -> Iterator[str]:
+    yield f"CHILD {quoted(child['run'])} {child['status']}: {quoted(child['task'])}"
 
 
-def _evidence(fields: Mapping[str, Any]) -> Iterator[str]:
-    for evidence in fields["evidence"]:
-        yield (
-            f"EVIDENCE {quoted(evidence['id'])} {evidence['kind']}: {quoted(evidence['claim'])}"
-            f"{_named(evidence, 'value', 'unit', 'source')}"
-        )
+def _artifacts(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
+    yield from _each(fields["artifacts"], _artifact, ready)
+
+
+def _artifact(artifact: Mapping[str, Any]) -> Iterator[str]:
+    yield f"ARTIFACT {quoted(artifact['id'])}{_named(artifact, 'uri', 'sha256', 'description')}"
+
+
+def _evidence(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
+    yield from _each(fields["evidence"], _of_evidence, ready)
     for pair in fields["contradictions"]:
         yield f"CONTRADICTION {_list(pair)}: not settled"
 
 
-def _uncertain(fields: Mapping[str, Any]) -> Iterator[str]:
+def _of_evidence(evidence: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"EVIDENCE {quoted(evidence['id'])} {evidence['kind']}: {quoted(evidence['claim'])}"
+        f"{_named(evidence, 'value', 'unit', 'source')}"
+    )
+
+
+def _uncertain(fields: Mapping[str, Any], _ready: Mapping[int, str]) -> Iterator[str]:
     for text in fields["progress"]["uncertain"]:
         yield f"UNCERTAIN {quoted(text)}"
 
 
-def _summary(fields: Mapping[str, Any]) -> Iterator[str]:
+def _summary(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
     summary = fields["summary"]
     if summary is None:
         return
-    for heading, name in (
-        ("COMPLETED", "completed"),
-        ("OBSERVED", "observations"),
-        ("INFERRED", "inferences"),
-    ):
-        for statement in summary[name]:
-            yield f"SUMMARY-{heading} {quoted(statement['text'])}{_refs(statement)}"
+    for name, line in (("completed", _stated), ("observations", _observed), ("inferences", _inferred)):
+        yield from _each(summary[name], line, ready)
     if summary["narrative"]:
-        yield f"SUMMARY-NARRATIVE {quoted(summary['narrative'])}"
+        yield from _narrative(summary["narrative"])
 
 
-def _recent(fields: Mapping[str, Any]) -> Iterator[str]:
-    for item in fields["recent"]:
-        yield f"RECENT {quoted(item['ref'])}: {quoted(item['text'])}"
+def _statement(heading: str, statement: Mapping[str, Any]) -> Iterator[str]:
+    yield f"SUMMARY-{heading} {quoted(statement['text'])}{_refs(statement)}"
+
+
+_stated: Final = partial(_statement, "COMPLETED")
+_observed: Final = partial(_statement, "OBSERVED")
+_inferred: Final = partial(_statement, "INFERRED")
+
+
+def _narrative(text: str) -> Iterator[str]:
+    yield f"SUMMARY-NARRATIVE {quoted(text)}"
+
+
+def _recent(fields: Mapping[str, Any], ready: Mapping[int, str]) -> Iterator[str]:
+    yield from _each(fields["recent"], _recent_line, ready)
     for left in fields["omitted"]:
-        yield f"LEFT-OUT {left['class']} {left['count']}: {quoted(left['how'])}"
+        yield from _left_out(left)
+
+
+def _recent_line(item: Mapping[str, Any]) -> Iterator[str]:
+    yield f"RECENT {quoted(item['ref'])}: {quoted(item['text'])}"
+
+
+def _left_out(left: Mapping[str, Any]) -> Iterator[str]:
+    yield f"LEFT-OUT {left['class']} {left['count']}: {quoted(left['how'])}"
 
 
 _SECTIONS: Final = (
@@ -276,3 +341,25 @@ _SECTIONS: Final = (
     _summary,
     _recent,
 )
+
+_NONE_READY: Final[Mapping[int, str]] = {}
+
+_OF_ITEM: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
+    "abandoned_calls": _abandoned,
+    "artifacts": _artifact,
+    "children": _child,
+    "completed": _completed,
+    "decisions": _decision,
+    "evidence": _of_evidence,
+    "omitted": _left_out,
+    "operations": _operation,
+    "plan": _plan,
+    "recent": _recent_line,
+    "rejected": _rejected,
+    "summary.completed": _stated,
+    "summary.inferences": _inferred,
+    "summary.narrative": _narrative,
+    "summary.observations": _observed,
+    "user_messages": _user_message,
+}
+"""Lines of one item of the lists that ``fitting`` fills."""

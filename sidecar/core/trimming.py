@@ -5,31 +5,13 @@ Nothing is covered by it and no exchange is torn: only the content of old, large
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
-
 from msgspec import Struct
 
-from protocol.codec import digest
-from protocol.events import ToolReturned
 from sidecar.core.boundary import recent_from
-from sidecar.core.excerpt import content_text, error_line, first_sentence
-from sidecar.core.exchanges import TailItem
+from sidecar.core.references import REFERENCE_TOKENS, Cleared, clear
+from sidecar.core.tail import Clearing, Tailed, tail_of
 
-REFERENCE_TOKENS: Final = 60
-"""About what a reference costs in place of a cleared result."""
-
-
-class Cleared(Struct, frozen=True, kw_only=True):
-    """A tool result that a reference takes the place of. ``note``: its conclusion or first error line."""
-
-    call_id: str
-    event_id: str
-    position: int
-    status: str
-    note: str
-    digest: str
-    tokens: int
+__all__ = ["REFERENCE_TOKENS", "Cleared", "Trimming", "clear", "clearing", "trim_plan"]
 
 
 class Trimming(Struct, frozen=True, kw_only=True):
@@ -40,8 +22,13 @@ class Trimming(Struct, frozen=True, kw_only=True):
     saved_tokens: int
 
 
+def clearing(result_tokens: int, trimmed_through: int) -> Clearing:
+    """Which results may be cleared: those over ``result_tokens``, of positions that were not looked at before."""
+    return Clearing(after=trimmed_through, over=max(result_tokens, REFERENCE_TOKENS))
+
+
 def trim_plan(
-    items: Sequence[TailItem],
+    items: Tailed,
     *,
     keep_recent: int,
     result_tokens: int,
@@ -53,35 +40,8 @@ def trim_plan(
     Positions up to ``trimmed_through`` were cleared before. Interim results are cleared like final ones.
     ``inside``: also within the last exchange, for when nothing else is left to win.
     """
-    through = max(trimmed_through, recent_from(items, keep_recent, inside=inside) - 1)
-    cleared: list[Cleared] = []
-    saved = 0
-    for item in items:
-        event = item.event
-        if item.position > through:
-            break
-        if not isinstance(event, ToolReturned):
-            continue
-        if item.position > trimmed_through and item.tokens > max(result_tokens, REFERENCE_TOKENS):
-            cleared.append(clear(item, event))
-            saved += item.tokens - REFERENCE_TOKENS
-    return Trimming(through=through, cleared=tuple(cleared), saved_tokens=saved)
-
-
-def clear(item: TailItem, event: ToolReturned) -> Cleared:
-    """The reference for one result."""
-    if event.conclusion:
-        note = first_sentence(event.conclusion)
-    elif event.status == "ok":
-        note = ""
-    else:
-        note = error_line(content_text(event.content))
-    return Cleared(
-        call_id=event.call_id,
-        event_id=event.id,
-        position=item.position,
-        status=event.status,
-        note=note,
-        digest=digest(event.content),
-        tokens=item.tokens,
-    )
+    tail = tail_of(items, clearing=clearing(result_tokens, trimmed_through))
+    through = max(trimmed_through, recent_from(tail, keep_recent, inside=inside) - 1)
+    cleared = tail.cleared(through)
+    saved = sum(item.tokens - REFERENCE_TOKENS for item in cleared)
+    return Trimming(through=through, cleared=cleared, saved_tokens=saved)

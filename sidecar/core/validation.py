@@ -7,7 +7,7 @@ the ledger's own states, so that a weaker echo cannot mislead anyone either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -32,7 +32,6 @@ from sidecar.core.claims import (
 from sidecar.core.course import GAIN_FLOOR
 from sidecar.core.echoes import Echoes, is_forbidden, ledger_action
 from sidecar.core.excerpt import cut_at_sentence
-from sidecar.core.material import messages_of
 from sidecar.core.state import Evidence, Ledger
 
 MOST_REMOVED: Final = 0.20
@@ -109,6 +108,32 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The narrative is an assistant's text of the range: the summariser answered with an old reply."""
 
 
+class Compared:
+    """What a candidate has word for word in common with a range, which is taken in bit by bit and not kept."""
+
+    def __init__(self, candidate: Summary, limits: Limits) -> None:
+        statements = (item.text for item in statements_of(candidate) if len(item.text) <= STATEMENT_CHARS)
+        narrative = cut_at_sentence(candidate.narrative, limits.narrative_chars)
+        self.output = RawOutput([*statements, narrative])
+        self.echo = False
+        """Its narrative is the text of one of the assistant's messages."""
+        self._words = candidate.narrative.split()
+
+    @property
+    def types(self) -> frozenset[str]:
+        """Types of the messages that have to be taken in; all others make no difference."""
+        messages = ["message"] if self._words else []
+        return frozenset([*messages, *(["tool.returned"] if self.output.matters else [])])
+
+    def take(self, items: Iterable[Exchange]) -> None:
+        """Compare with these, as the summariser saw them."""
+        for item in items:
+            if item.type == "tool.returned" and self.output.matters:
+                self.output.take(item.text)
+            elif item.type == "message" and item.role == "assistant" and self._words:
+                self.echo = self.echo or item.text.split() == self._words
+
+
 class SchemaInvalid(ValueError):
     """The bytes are no summary. What now: the attempt failed with reason ``invalid``."""
 
@@ -128,7 +153,7 @@ def validate(
     *,
     ledger: Ledger,
     protected: Mapping[str, Any],
-    covered: Sequence[Exchange],
+    covered: Sequence[Exchange] | Compared,
     resolve: Callable[[str], str | None],
     previous: Summary | None,
     limits: Limits,
@@ -139,10 +164,13 @@ def validate(
     """Check a candidate; the same arguments give the same verdict.
 
     ``ledger`` and ``protected`` (packet names) are of the handoff. ``covered``: the range as the summariser
-    saw it. ``resolve``: the text a ref leads to, None if nowhere; asked once per ref. ``tokens_before``: what
-    the range and the previous packet take now; ``tokens_after``: what takes their place. A statement that
-    stood in ``previous`` was proven then; its figures are not looked up again.
+    saw it, or what comparing this candidate with it gave. ``resolve``: the text a ref leads to, None if nowhere;
+    asked once per ref. ``tokens_before``: what the range and the previous packet take now; ``tokens_after``: what
+    takes their place. A statement that stood in ``previous`` was proven then; its figures are not looked up again.
     """
+    if not isinstance(covered, Compared):
+        shown, covered = covered, Compared(candidate, limits)
+        covered.take(shown)
     return _Validation(ledger, protected, covered, resolve, previous).judge(
         candidate, limits, tokens_before, tokens_after, parent_is_newest
     )
@@ -155,15 +183,15 @@ class _Validation:
         self,
         ledger: Ledger,
         protected: Mapping[str, Any],
-        covered: Sequence[Exchange],
+        compared: Compared,
         resolve: Callable[[str], str | None],
         previous: Summary | None,
     ) -> None:
         self.ledger = ledger
         self.protected = protected
-        self.covered = covered
         self.rules = Rules(protected["task"]["constraints"])
-        self.output = RawOutput(item.text for item in covered if item.type == "tool.returned")
+        self.compared = compared
+        self.output = compared.output
         self.proven = set() if previous is None else {_key(item) for item in statements_of(previous)}
         self.found: dict[str, None] = {}
         self._resolve = resolve
@@ -204,7 +232,7 @@ class _Validation:
             rejects |= self._add("no_gain")
         if not parent_is_newest:
             rejects |= self._add("stale")
-        echo = self._is_echo(candidate.narrative)
+        echo = self.compared.echo
         return Verdict(
             accepted=not rejects and not echo,
             summary=summary,
@@ -329,10 +357,6 @@ class _Validation:
             self._add("raw_content")
             return ""
         return cut
-
-    def _is_echo(self, narrative: str) -> bool:
-        words = narrative.split()
-        return bool(words) and any(text.split() == words for text in messages_of(self.covered, "assistant"))
 
 
 def _key(statement: Statement) -> tuple[str, tuple[str, ...]]:
