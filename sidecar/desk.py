@@ -26,6 +26,7 @@ from sidecar import tracing
 from sidecar.config import Config
 from sidecar.config_shape import Redaction
 from sidecar.core.budget import BudgetSettings
+from sidecar.core.carried import CHOSEN
 from sidecar.health import Health
 from sidecar.metrics import Metrics
 from sidecar.notices import Voice
@@ -178,13 +179,15 @@ class Desk:
         """Whether somebody waits for the lock."""
         return self.lock.statistics().tasks_waiting > 0
 
-    async def aside(self, run: str, work: Callable[[], T]) -> T:
+    async def aside(self, run: str, work: Callable[[], T], *, shown: bool = False) -> T:
         """What ``work`` makes of a run's ledger; hold the lock, so that nothing changes under it.
 
-        Of a large ledger on a thread: the loop serves other lanes, and the lease, meanwhile.
+        Of a large ledger on a thread: the loop serves other lanes, and the lease, meanwhile. ``shown``: it looks
+        at what a packet must show, and not at all there is.
         """
         ledger = self.runs.ledgers[run]
-        if sum(len(items) for items in ledger.items.values()) < _LARGE_LEDGER:
+        kinds = ledger.active if shown else ledger.items
+        if sum(len(items) for kind, items in kinds.items() if not (shown and kind in CHOSEN)) < _LARGE_LEDGER:
             return work()
         return await anyio.to_thread.run_sync(work)
 

@@ -214,7 +214,9 @@ class Packets:
         figures: BudgetFigures | None = None,
     ) -> Built:
         """As ``build_with``, and the loop goes on meanwhile where the ledger is large."""
-        return await self._desk.aside(run, lambda: self.build_with(run, reason, checkpoint, view, figures))
+        return await self._desk.aside(
+            run, lambda: self.build_with(run, reason, checkpoint, view, figures), shown=True
+        )
 
     def build_with(
         self,

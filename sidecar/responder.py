@@ -316,7 +316,7 @@ class Responder:
                 request,
                 now=datetime.fromtimestamp(desk.wall(), UTC),
             )
-            decision = await desk.aside(run, decide)
+            decision = await desk.aside(run, decide, shown=True)
             if decision is not None:
                 self._still_ours()
                 desk.metrics.authorized(decision.code, act=acts)

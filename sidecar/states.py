@@ -22,8 +22,8 @@ from storage.records import OutboxRow
 
 MOST_STATE_BYTES = 64 * 1024 * 1024
 """A larger ledger is not written: only the stream of the run's own messages holds it."""
-FOLD_VERSION = 1
-"""Of the fold's own form of a ledger: raised when an old state could not be read any more."""
+FOLD_VERSION = 2
+"""Of the fold: raised when the same messages may come to another ledger, or to another form of it."""
 
 log = structlog.get_logger(__name__)
 

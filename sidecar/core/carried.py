@@ -35,6 +35,9 @@ KEPT_STEPS: Final = 20
 CANDIDATES: Final = 200
 """Newest items of a kind that are considered where they need not stay; older ones are only counted."""
 
+CHOSEN: Final = frozenset({"artifact", "decision", "evidence"})
+"""Kinds of which a packet looks at the newest and at what is named, however many there are."""
+
 FEW: Final = 30
 """Newest items of a kind that go in their turn; older ones go before anything else does."""
 
