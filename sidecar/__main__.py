@@ -14,9 +14,21 @@ def main() -> None:
     """Run the command line; SIGTERM during the start of ``run`` is a clean stop."""
     if "run" in sys.argv[1:]:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    _import_structlog()
     from sidecar.cli import main as command_line
 
     command_line()
+
+
+def _import_structlog() -> None:
+    """Import it as if rich were not there: it would bring it along, 4 MiB, for tracebacks nobody here draws."""
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        import structlog  # noqa: F401
+    finally:
+        del sys.modules["rich"]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from sidecar.runs import HotRun
 from sidecar.transport.errors import TransportError
 from sidecar.transport.publisher import LanePublisher
 from sidecar.view import ViewUnreadable, decode_view
+from storage.records import RunSummary
 
 _TICK_SECONDS = 0.25
 _AGAIN_SECONDS = 10.0
@@ -75,6 +76,15 @@ def _begins(kind: str, item: Any, stamp: float) -> float | None:
     return None
 
 
+def _waiting(row: RunSummary) -> tuple[str, dict[str, float] | None] | None:
+    """What waits in a stored run; None for ``since``: its view cannot be read."""
+    try:
+        since = decode_view(row.view).since
+    except ViewUnreadable:
+        return row.run, None
+    return (row.run, since) if since else None
+
+
 def _is_moment(key: str) -> bool:
     """Whether it is over at a moment that was named, and not after a wait."""
     return key.startswith("approval/")
@@ -117,13 +127,10 @@ class Deadlines:
 
     async def run(self) -> None:
         """Until cancelled. Starts with everything that was waiting when the daemon last stopped."""
-        for summary in await self._desk.store.runs(self._desk.tenant, self._desk.lane):
-            if not summary.finished:
-                try:
-                    since = decode_view(summary.view).since
-                except ViewUnreadable:
-                    since = await self._since_now(summary.run)
-                self._watch(summary.run, since.items(), now=False)
+        desk = self._desk
+        for run, waiting in await desk.store.each_run(desk.tenant, desk.lane, _waiting, finished=False):
+            since = await self._since_now(run) if waiting is None else waiting
+            self._watch(run, since.items(), now=False)
         while True:
             for heap, clock in ((self._moments, self._desk.wall), (self._waits, self._desk.mono)):
                 # What clears a deadline may still lie unread in the stream.

@@ -143,7 +143,8 @@ class Endings:
             view.violations[code] = view.violations.get(code, 0) + 1
         hot.view = view
         packed = state_packet(built.packet)
-        state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint, packed))
+        handed = (job.ledger, attempt.ledger_digest)
+        state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint, packed, handed))
         ending = Ending(
             "applied",
             None,

@@ -6,11 +6,13 @@ transaction, everything it wants told happens after COMMIT. It folds nothing.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import structlog
 
 from protocol.events import (
@@ -34,12 +36,13 @@ from sidecar.core.resume import StoodOn, resume_faults
 from sidecar.core.state import Head
 from sidecar.deadlines import Deadlines, note_changes
 from sidecar.desk import Desk
+from sidecar.memory import give_back
 from sidecar.packets import Packets
-from sidecar.runs import HotRun
+from sidecar.runs import KEPT, HotRun
 from sidecar.states import state_row
-from sidecar.view import RECENT_LINES
+from sidecar.view import RECENT_LINES, Standing, decode_standing, waits
 from storage.errors import StorageError
-from storage.records import OutboxRow
+from storage.records import OutboxRow, RunSummary
 
 if TYPE_CHECKING:
     from sidecar.chunk import Chunk, Incoming
@@ -47,6 +50,9 @@ if TYPE_CHECKING:
     from sidecar.responder import Responder
 
 _TICK_SECONDS = 1.0
+_REST_SECONDS = 60.0
+_WORTH_GIVING_BACK = 100
+"""Runs let go from which on the memory is given back at once."""
 _STATES_AT_ONCE = 16
 """States of one transaction; each may have half a megabyte."""
 
@@ -300,10 +306,26 @@ class Observer:
 
     async def tick(self) -> None:
         """What time alone changes, once a second. Until cancelled."""
+        rested, started = self._desk.mono(), False
         while True:
             await anyio.sleep(_TICK_SECONDS)
-            if self._desk.caught_up:
-                await self.look_again()
+            if not self._desk.caught_up:
+                continue
+            await self.look_again()
+            if not started:
+                # What was read to get here is read by now, and let go.
+                await anyio.to_thread.run_sync(give_back)
+                started = True
+            if self._desk.mono() - rested >= _REST_SECONDS:
+                await self.rest()
+                rested = self._desk.mono()
+
+    async def rest(self) -> None:
+        """Let go of runs that nobody spoke of for a while and that wait for nothing."""
+        async with self._desk.changing():
+            gone = self._desk.runs.rest(lambda hot: hot.ledger.head.finished is None and waits(hot.view))
+        if gone >= _WORTH_GIVING_BACK:
+            await anyio.to_thread.run_sync(give_back)
 
     async def look_again(self) -> None:
         """Decide anew for runs that wait: patience, back-off and breaker run out; show the gauges."""
@@ -353,19 +375,33 @@ class Observer:
                 await desk.commit(touched=[summary.run])
 
     async def caught_up(self) -> None:
-        """Everything there was is read: runs not proven whole after a loss get their gap declared."""
+        """Everything there was is read: runs not proven whole after a loss get their gap declared.
+
+        Of the others only the newest and those that wait for time to pass are brought into memory.
+        """
         desk = self._desk
+        levels: Counter[str] = Counter()
+        newest: deque[str] = deque(maxlen=KEPT)
+
+        def look(row: RunSummary) -> tuple[str, Standing] | None:
+            standing = decode_standing(row.view)
+            levels[standing.budget.level] += 1
+            newest.append(row.run)
+            wanted = standing.waits or standing.unproven_before or desk.taken_over
+            return (row.run, standing) if wanted else None
+
         async with desk.changing():
-            unfinished = await desk.store.runs(desk.tenant, desk.lane, finished=False)
-            desk.runs.recount(unfinished)
-        for summary in unfinished:
-            async with desk.changing():
-                await desk.runs.load([summary.run])
-                lost = desk.runs.hot[summary.run].view.unproven_before
-            if lost:
-                await self._deadlines.declare_stream_gap(summary.run, lost)
+            found = await desk.store.each_run(desk.tenant, desk.lane, look, finished=False)
+            desk.runs.recount(levels)
+            await desk.runs.load(newest)
+        for run, standing in found:
+            if standing.waits:
+                async with desk.changing():
+                    await desk.runs.load([run])
+            if standing.unproven_before:
+                await self._deadlines.declare_stream_gap(run, standing.unproven_before)
             if desk.taken_over:
-                self._packets.mark(summary.run, "takeover")
+                self._packets.mark(run, "takeover")
 
     async def states(self, runs: Iterable[str]) -> list[OutboxRow]:
         """The state of these runs as they stand in memory, for whoever owns the lane next; hold the lock."""
@@ -378,11 +414,14 @@ class Observer:
         return rows
 
     async def drained(self) -> None:
-        """Put the state of every hot unfinished run into the outbox."""
+        """Put the state of every unfinished run that was hot lately into the outbox."""
         desk = self._desk
         async with desk.changing():
             open_runs = [run for run, hot in desk.runs.hot.items() if hot.ledger.head.finished is None]
+            open_runs += desk.runs.resting
             for first in range(0, len(open_runs), _STATES_AT_ONCE):
-                rows = await self.states(open_runs[first : first + _STATES_AT_ONCE])
+                some = open_runs[first : first + _STATES_AT_ONCE]
+                await desk.runs.load(some)
+                rows = await self.states(run for run in some if run in desk.runs.hot)
                 if rows:
                     await desk.commit(outbox=rows)

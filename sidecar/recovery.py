@@ -72,7 +72,7 @@ async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bo
     if not cursor.stream_created:
         return False
     stream, blobs = datetime.fromisoformat(cursor.stream_created), Blobs(link)
-    ended = {row.run for row in await desk.store.runs(desk.tenant, desk.lane, finished=True)}
+    ended = set(await desk.store.each_run(desk.tenant, desk.lane, lambda row: row.run, finished=True))
     held = await subjects_held(
         link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
     )

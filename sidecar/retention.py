@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import anyio
@@ -40,6 +41,7 @@ BY_COMMAND: Final = "command"
 DAY_SECONDS: Final = 86_400.0
 _SOONEST_SECONDS: Final = 1.0
 _LATEST_SECONDS: Final = 600.0
+_LEAVES_SECONDS: Final = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -85,15 +87,20 @@ def due(summaries: Iterable[RunSummary], kept: Mapping[str, float], now: float) 
     """
     families: dict[str, bool] = {}
     for summary in summaries:
-        ending = decode_ending(summary.view) if summary.finished else None
-        past = (
-            ending is not None
-            and ending.ended in kept
-            and ending.ended_at > 0
-            and now - ending.ended_at >= kept[ending.ended]
-        )
-        families[summary.family] = families.get(summary.family, True) and past
+        note(families, summary, kept, now)
     return [family for family, past in families.items() if past]
+
+
+def note(families: dict[str, bool], summary: RunSummary, kept: Mapping[str, float], now: float) -> None:
+    """Note under the family of a run whether it and those noted before are past their time."""
+    ending = decode_ending(summary.view) if summary.finished else None
+    past = (
+        ending is not None
+        and ending.ended in kept
+        and ending.ended_at > 0
+        and now - ending.ended_at >= kept[ending.ended]
+    )
+    families[summary.family] = families.get(summary.family, True) and past
 
 
 def graves(
@@ -171,8 +178,10 @@ class Retention:
         desk = self._desk
         gone = 0
         if kept:
-            summaries = await desk.store.runs(desk.tenant, desk.lane)
-            for family in await anyio.to_thread.run_sync(due, summaries, kept, desk.wall()):
+            families: dict[str, bool] = {}
+            look = partial(note, families, kept=kept, now=desk.wall())
+            await desk.store.each_run(desk.tenant, desk.lane, look)
+            for family in [family for family, past in families.items() if past]:
                 gone += await self._forget(family)
         for row in await desk.store.tombstones(desk.tenant, desk.lane):
             if desk.lease_valid() and not msgspec.json.decode(row.body, type=Grave).told:
@@ -201,8 +210,21 @@ class Retention:
         log.info("forgotten", run=family, runs=len(rows))
         return len(rows)
 
+    async def _left(self) -> bool:
+        """Whether everything that has to leave by now does so soon."""
+        desk = self._desk
+        _, newest = await desk.store.outbox_span(desk.tenant, desk.lane)
+        with anyio.move_on_after(_LEAVES_SECONDS):
+            while True:
+                oldest, _ = await desk.store.outbox_span(desk.tenant, desk.lane)
+                if not oldest or oldest > newest:
+                    return True
+                await anyio.sleep(_LEAVES_SECONDS / 100)
+        return False
+
     async def _tell(self, row: TombstoneRow) -> None:
         desk = self._desk
+        left = await self._left()
         read = desk.cursor.stream_seq
         inbound = subjects.run_inbound_filter(desk.tenant, desk.lane, row.run)
         outbound = subjects.run_outbound_filter(desk.tenant, desk.lane, row.run)
@@ -211,8 +233,11 @@ class Retention:
         await purge(self._link, subjects.STREAM_IN, inbound, through=read)
         await purge(self._link, subjects.STREAM_OUT, outbound)
         await purge(self._link, subjects.STREAM_REJECTED, outbound)
+        if not left:
+            # What was said of the run before is still on its way and would stay: purged again next time.
+            log.info("forgotten, told again once the output is through", run=row.run)
+            return
         grave = msgspec.json.decode(row.body, type=Grave)
-
         told = TombstoneRow(
             run=row.run,
             forgotten_at=row.forgotten_at,

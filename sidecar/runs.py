@@ -7,8 +7,8 @@ Memory is true only after COMMIT: a caller whose commit failed calls ``discard``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -18,7 +18,7 @@ from sidecar.core import state
 from sidecar.core.family import line
 from sidecar.core.family import root as topmost
 from sidecar.view import View, ViewUnreadable, decode_level, decode_view, encode_view
-from storage.records import GENESIS, ItemRow, RunRow, RunSummary, StoredRun
+from storage.records import GENESIS, ItemRow, RunRow, StoredRun
 from storage.store import Store
 
 log = structlog.get_logger(__name__)
@@ -27,7 +27,19 @@ log = structlog.get_logger(__name__)
 class HotRun:
     """One run in memory."""
 
-    __slots__ = ("busy", "chain", "changed", "counted", "family", "ledger", "traceparent", "used_at", "view")
+    __slots__ = (
+        "busy",
+        "chain",
+        "changed",
+        "counted",
+        "family",
+        "ledger",
+        "traceparent",
+        "used_at",
+        "view",
+        "weighed",
+        "weight",
+    )
 
     def __init__(self, ledger: state.Ledger, view: View, chain: bytes, family: str) -> None:
         self.ledger = ledger
@@ -43,6 +55,18 @@ class HotRun:
         """The level under which ``Runs.levels`` holds it; None while it is not committed, or finished."""
         self.traceparent: str | None = None
         """Of the newest message that had one; tracing is a matter of the moment and is stored nowhere."""
+        self.weight = _RUN_BYTES
+        """Bytes it is reckoned to take in memory; never less than its texts, until it is weighed again."""
+        self.weighed = _RUN_BYTES
+        """The same when every item was looked at last."""
+
+
+KEPT: Final = 50
+"""Runs that stay in memory, and come there at a start, whether or not anything is due."""
+_RUN_BYTES: Final = 16 * 1024
+_ITEM_BYTES: Final = 700
+"""What a run and an item take beside their texts."""
+_MOST_BYTES: Final = 128 * 1024 * 1024
 
 
 def _stays(item: ItemRow) -> bool:
@@ -67,15 +91,31 @@ class Rows(NamedTuple):
 class Runs:
     """The hot runs of one lane, whole families at a time, least recently used let go first.
 
-    ``capacity`` bounds how many runs stay in memory between batches.
+    ``capacity`` bounds how many runs stay in memory between batches, ``most_bytes`` what they are reckoned to
+    take, but for the family used last.
     """
 
-    def __init__(self, store: Store, tenant: str, lane: str, *, capacity: int = 2_000) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tenant: str,
+        lane: str,
+        *,
+        capacity: int = 2_000,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
         self._store = store
         self._tenant = tenant
         self._lane = lane
         self._capacity = capacity
+        self._most_bytes = most_bytes
+        self._allowed_bytes = most_bytes
+        self.bytes = 0
+        """What the hot runs are reckoned to take."""
         self._clock = 0
+        self._rested_at = 0
+        self.resting: dict[str, None] = {}
+        """Unfinished runs that ``rest`` let go and nobody spoke of since, at most ``capacity``."""
         self.hot: dict[str, HotRun] = {}
         self.ledgers: dict[str, state.Ledger] = {}
         self._absent: set[str] = set()
@@ -100,7 +140,10 @@ class Runs:
     async def load(self, names: Iterable[str]) -> None:
         """Make sure that every named run that is known at all is in memory with its whole family."""
         for name in names:
-            if name in self.hot or name in self._absent:
+            hot = self.hot.get(name)
+            if hot is not None:
+                self._use(hot)
+            if hot is not None or name in self._absent:
                 continue
             stored = await self._store.load_family(self._tenant, self._lane, name)
             for row in stored:
@@ -144,12 +187,38 @@ class Runs:
         ledger.changed.clear()
         hot = HotRun(ledger, view, row.chain, row.family)
         hot.counted = None if row.finished else decode_level(row.view)
+        texts = len(row.head) + len(row.view) + sum(len(item.body) for item in row.items)
+        hot.weight = hot.weighed = _RUN_BYTES + texts + _ITEM_BYTES * len(row.items)
         self._add(row.run, hot)
 
     def _add(self, name: str, hot: HotRun) -> None:
         self.hot[name] = hot
         self.ledgers[name] = hot.ledger
+        self.bytes += hot.weight
+        self._use(hot)
         self._absent.discard(name)
+        self.resting.pop(name, None)
+
+    def _remove(self, name: str) -> HotRun | None:
+        hot = self.hot.pop(name, None)
+        self.ledgers.pop(name, None)
+        if hot is not None:
+            self.bytes -= hot.weight
+        return hot
+
+    def _use(self, hot: HotRun) -> None:
+        self._clock += 1
+        hot.used_at = self._clock
+
+    def _grow(self, hot: HotRun, by: int) -> None:
+        """More was written of it, which may have taken the place of something."""
+        self.bytes -= hot.weight
+        hot.weight += by
+        if hot.weight > 2 * hot.weighed + _MOST_BYTES // 1024:
+            items = [item for of_kind in hot.ledger.items.values() for item in of_kind.values()]
+            texts = sum(len(state.encode_item(item)) for item in items)
+            hot.weight = hot.weighed = _RUN_BYTES + texts + _ITEM_BYTES * len(items)
+        self.bytes += hot.weight
 
     def of(self, name: str) -> HotRun:
         """The hot run whose ledger the fold has just made or found."""
@@ -157,8 +226,7 @@ class Runs:
         if hot is None:
             hot = HotRun(self.ledgers[name], View(), GENESIS, name)
             self._add(name, hot)
-        self._clock += 1
-        hot.used_at = self._clock
+        self._use(hot)
         return hot
 
     def family(self, name: str) -> Iterator[str]:
@@ -184,6 +252,7 @@ class Runs:
         for name in names:
             hot = self.of(name)
             ledger = hot.ledger
+            written = len(items)
             for kind, key in hot.changed | ledger.changed:
                 item = ledger.items[kind].get(key)
                 items.append(
@@ -195,6 +264,9 @@ class Runs:
                         live=item is not None and bool(item.live),
                     )
                 )
+            if len(items) > written:
+                bodies = (row.body for row in items[written:] if row.body is not None)
+                self._grow(hot, sum(_ITEM_BYTES + len(body) for body in bodies))
             hot.changed.clear()
             ledger.changed.clear()
             finished = ledger.head.finished is not None
@@ -213,9 +285,9 @@ class Runs:
         items.sort(key=_stays)
         return Rows(runs, items, levels)
 
-    def recount(self, unfinished: Iterable[RunSummary]) -> None:
-        """Count the lane's runs by level from what is stored; hold the lock, with nothing uncommitted."""
-        self.levels = Counter(decode_level(row.view) for row in unfinished)
+    def recount(self, levels: Counter[str]) -> None:
+        """Take over how many unfinished runs of each level are stored; hold the lock, with nothing uncommitted."""
+        self.levels = levels
 
     def committed(self, rows: Rows) -> None:
         """These rows are on disk: keep the count by level. Cost: the runs named."""
@@ -253,10 +325,10 @@ class Runs:
     def drop(self, names: Iterable[str]) -> None:
         """These runs are forgotten, on disk already."""
         for name in names:
-            hot = self.hot.pop(name, None)
+            hot = self._remove(name)
             if hot is not None:
                 self._count(hot, None)
-            self.ledgers.pop(name, None)
+            self.resting.pop(name, None)
             self._absent.add(name)
             self.forgotten.add(name)
 
@@ -267,32 +339,64 @@ class Runs:
         self.hot.clear()
         self.ledgers.clear()
         self._absent.clear()
+        self.bytes = 0
 
     @property
     def crowded(self) -> bool:
         """Whether more runs are hot than may stay: ``trim`` is due as soon as nothing is on its way."""
-        return len(self.hot) > self._capacity
+        return len(self.hot) > self._capacity or self.bytes > self._allowed_bytes
 
     def trim(self) -> None:
-        """Let the least recently used families go until at most ``capacity`` runs are hot."""
+        """Let the least recently used families go until at most ``capacity`` runs of ``most_bytes`` are hot."""
         if len(self._absent) > 10_000:
             self._absent.clear()
             self.forgotten.clear()
         if not self.crowded:
             return
+        families = self._families()
+        for count, (_, members) in enumerate(families, 1):
+            if len(self.hot) <= self._capacity * 3 // 4 and (
+                self.bytes <= self._most_bytes * 3 // 4 or count == len(families)
+            ):
+                break
+            if not self._busy(members):
+                self._let_go(members)
+        # What stays although it is too much must not be tried to let go with every batch.
+        self._allowed_bytes = max(self._most_bytes, self.bytes * 5 // 4)
+
+    def rest(self, stays: Callable[[HotRun], bool]) -> int:
+        """Let go the families nobody used since the last call, but where a run ``stays``; how many runs went.
+
+        The last ``KEPT`` of them stay, so that whoever looks sees something. Hold the lock, with nothing uncommitted.
+        """
+        before, self._rested_at = self._rested_at, self._clock
+        gone = 0
+        for _, members in self._families():
+            if len(self.hot) <= KEPT:
+                break
+            if any(self.hot[name].used_at > before or stays(self.hot[name]) for name in members):
+                continue
+            if not self._busy(members):
+                resting = [name for name in members if self.hot[name].ledger.head.finished is None]
+                self._let_go(members)
+                gone += len(members)
+                self.resting.update(dict.fromkeys(resting))
+        for name in list(self.resting)[: max(0, len(self.resting) - self._capacity)]:
+            del self.resting[name]
+        return gone
+
+    def _families(self) -> list[tuple[str, list[str]]]:
+        """Those in memory and their runs, the least recently used first."""
         newest: dict[str, int] = {}
-        busy: set[str] = set()
         members: dict[str, list[str]] = {}
         for name, hot in self.hot.items():
             newest[hot.family] = max(newest.get(hot.family, 0), hot.used_at)
             members.setdefault(hot.family, []).append(name)
-            if hot.busy:
-                busy.add(hot.family)
-        for family in sorted(newest, key=newest.__getitem__):
-            if len(self.hot) <= self._capacity * 3 // 4:
-                break
-            if family in busy:
-                continue
-            for name in members[family]:
-                del self.hot[name]
-                del self.ledgers[name]
+        return [(family, members[family]) for family in sorted(newest, key=newest.__getitem__)]
+
+    def _busy(self, members: Iterable[str]) -> bool:
+        return any(self.hot[name].busy for name in members)
+
+    def _let_go(self, members: Iterable[str]) -> None:
+        for name in members:
+            self._remove(name)

@@ -15,6 +15,7 @@ from protocol import subjects
 from protocol.codec import digest, encode
 from protocol.state import Cursor, RunState, StateCheckpoint, StatePacket, Tombstone
 from sidecar.core.ledger_form import ledger_digest, ledger_json
+from sidecar.core.state import Ledger
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
 from sidecar.runs import HotRun
@@ -29,10 +30,14 @@ log = structlog.get_logger(__name__)
 
 
 def state_row(
-    desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None, packet: StatePacket | None = None
+    desk: Desk,
+    hot: HotRun,
+    checkpoint: StateCheckpoint | None,
+    packet: StatePacket | None = None,
+    handed: tuple[Ledger, str] | None = None,
 ) -> OutboxRow | None:
     """The run's state as an outbox row; ``None`` when it is over ``MOST_STATE_BYTES``. ``packet``: the newest that
-    shortened the context.
+    shortened the context. ``handed``: the ledger as it was earlier, and its digest.
 
     What is too large for a message goes into the bucket when it is sent.
     """
@@ -48,7 +53,7 @@ def state_row(
         checkpoint=checkpoint,
         ledger=msgspec.Raw(ledger),
         ledger_version=head.version,
-        ledger_digest=ledger_digest(hot.ledger),
+        ledger_digest=_digest(hot.ledger, handed),
         cursor=Cursor(
             stream_seq=max(desk.cursor.stream_seq, hot.view.stream_seq),
             stream_created=datetime.fromisoformat(desk.cursor.stream_created),
@@ -76,6 +81,13 @@ def state_row(
         ),
         payload=payload,
     )
+
+
+def _digest(ledger: Ledger, handed: tuple[Ledger, str] | None) -> str:
+    # Items are replaced whole: to see that they are the same ones costs little beside digesting them.
+    if handed is not None and handed[0].head == ledger.head and handed[0].items == ledger.items:
+        return handed[1]
+    return ledger_digest(ledger)
 
 
 def _say_too_large(run: str, size: int) -> None:

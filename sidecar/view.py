@@ -10,7 +10,7 @@ import msgspec
 
 from protocol.handoff import ClearedResult, Packet, Recent, Tail
 from protocol.identifiers import MAX_INTEGER
-from sidecar.core.budget import Budget, BudgetSettings, after_take_up
+from sidecar.core.budget import Budget, BudgetSettings, Level, after_take_up, at_least
 from sidecar.core.course import Compact, Course, Trim
 from sidecar.core.packet import BudgetFigures
 from sidecar.core.resume import StoodOn
@@ -195,22 +195,49 @@ def decode_ending(body: bytes) -> Ending:
 
 
 class _Level(msgspec.Struct, frozen=True):
-    level: str = "ok"
+    level: Level = "ok"
 
 
-class _Standing(msgspec.Struct, frozen=True):
+class _Breaker(msgspec.Struct, frozen=True):
+    breaker_until: float | None = None
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What of a stored view tells whether a run nobody speaks of has to be looked at all the same."""
+
     budget: _Level = _Level()
+    course: _Breaker = _Breaker()
+    shadow: _Breaker = _Breaker()
+    unproven_before: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is for time alone to change what is decided of it."""
+        return at_least(self.budget.level, "compact") or not (
+            self.course.breaker_until is None and self.shadow.breaker_until is None
+        )
 
 
-_STANDING = msgspec.msgpack.Decoder(_Standing)
+def waits(view: View) -> bool:
+    """The same of a whole view."""
+    breakers = (view.course.breaker_until, view.shadow.breaker_until)
+    return at_least(view.budget.level, "compact") or breakers != (None, None)
+
+
+_STANDING = msgspec.msgpack.Decoder(Standing)
+
+
+def decode_standing(body: bytes) -> Standing:
+    """Only this of a stored view, cheaply; of one that cannot be read that of a fresh one."""
+    try:
+        return _STANDING.decode(body) if body else Standing()
+    except msgspec.DecodeError:
+        return Standing()
 
 
 def decode_level(body: bytes) -> str:
-    """Only the budget's level of a stored view, cheaply; of one that cannot be read that of a fresh one."""
-    try:
-        return _STANDING.decode(body).budget.level if body else "ok"
-    except msgspec.DecodeError:
-        return "ok"
+    """The budget's level alone."""
+    return decode_standing(body).budget.level
 
 
 class ViewUnreadable(ValueError):

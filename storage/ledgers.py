@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from storage.records import ItemRow, RunRow, RunSummary, StoredItem, StoredRun
 from storage.transaction import Transaction, lane_number, run_number
+
+T = TypeVar("T")
 
 
 def write(
@@ -79,13 +82,31 @@ def load_family(
 
 def runs(connection: sqlite3.Connection, tenant: str, lane: str, finished: bool | None) -> list[RunSummary]:
     """The lane's runs, oldest first; ``finished`` None gives all."""
+    return list(_summaries(connection, tenant, lane, finished))
+
+
+def each_run(
+    connection: sqlite3.Connection,
+    tenant: str,
+    lane: str,
+    finished: bool | None,
+    look: Callable[[RunSummary], T | None],
+) -> list[T]:
+    """What ``look`` makes of each of them, None left out; a summary is held while it is looked at."""
+    found = (look(summary) for summary in _summaries(connection, tenant, lane, finished))
+    return [one for one in found if one is not None]
+
+
+def _summaries(
+    connection: sqlite3.Connection, tenant: str, lane: str, finished: bool | None
+) -> Iterator[RunSummary]:
     rows = connection.execute(
         "SELECT run, family, parent, view, finished, version, position FROM runs "
         "WHERE lane_no = ? AND (? IS NULL OR finished = ?) ORDER BY run_no",
         (lane_number(connection, tenant, lane), finished, finished),
     )
-    return [
-        RunSummary(
+    for run, family, parent, view, done, version, position in rows:
+        yield RunSummary(
             run=run,
             family=family,
             parent=parent,
@@ -94,8 +115,6 @@ def runs(connection: sqlite3.Connection, tenant: str, lane: str, finished: bool 
             version=version,
             position=position,
         )
-        for run, family, parent, view, done, version, position in rows
-    ]
 
 
 def item(

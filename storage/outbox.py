@@ -53,6 +53,14 @@ def count(connection: sqlite3.Connection, tenant: str, lane: str) -> int:
     return int(number)
 
 
+def span(connection: sqlite3.Connection, tenant: str, lane: str) -> tuple[int, int]:
+    """The least and the greatest id of what has to leave; zeros where nothing has."""
+    least, greatest = connection.execute(
+        "SELECT min(id), max(id) FROM outbox WHERE lane_no = ?", (lane_number(connection, tenant, lane),)
+    ).fetchone()
+    return int(least or 0), int(greatest or 0)
+
+
 def set_cursor(tx: Transaction, lane_no: int, cursor: Cursor) -> None:
     tx.connection.execute(
         "UPDATE lanes SET stream_seq = ?, stream_created = ? WHERE lane_no = ?",

@@ -127,6 +127,8 @@ class Store:
             info = await writing.run(_prepare, path, migrations or schema.migrations())
             identity = Identity()
             await writing.run(segments.load, identity)
+            # The check and this read much that nobody asks for soon.
+            await writing.run(_let_go)
             readers = []
             for _ in range(READERS):
                 reader = await open_reader(path, busy_timeout_ms=busy_timeout_ms)
@@ -231,6 +233,23 @@ class Store:
     async def runs(self, tenant: str, lane: str, *, finished: bool | None = None) -> list[RunSummary]:
         """The lane's runs without heads and items, oldest first; ``finished`` None: all."""
         return await self._read(ledgers.runs, tenant, lane, finished)
+
+    async def each_run(
+        self,
+        tenant: str,
+        lane: str,
+        look: Callable[[RunSummary], T | None],
+        *,
+        finished: bool | None = None,
+    ) -> list[T]:
+        """What ``look`` makes of each of these runs, None left out, on another thread: for when there are many."""
+
+        def whole(connection: sqlite3.Connection) -> list[T]:
+            found = ledgers.each_run(connection, tenant, lane, finished, look)
+            _let_go(connection)
+            return found
+
+        return await self._read(whole)
 
     async def item(self, tenant: str, lane: str, run: str, kind: str, key: str) -> StoredItem | None:
         return await self._read(ledgers.item, tenant, lane, run, kind, key)
@@ -351,6 +370,10 @@ class Store:
     async def outbox_count(self, tenant: str, lane: str) -> int:
         return await self._read(outbox.count, tenant, lane)
 
+    async def outbox_span(self, tenant: str, lane: str) -> tuple[int, int]:
+        """Least and greatest id of the lane's outbox, zeros where it is empty. Ids only rise."""
+        return await self._read(outbox.span, tenant, lane)
+
     # Search
 
     async def search(
@@ -454,6 +477,11 @@ class Store:
             finally:
                 # Also when cancelled: what still runs on its thread ends before the next read begins there.
                 self._readers.append(reader)
+
+
+def _let_go(connection: sqlite3.Connection) -> None:
+    """Give back what the driver keeps of pages it has read."""
+    connection.execute("PRAGMA shrink_memory")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, known: Sequence[schema.Migration]) -> StoreInfo:

@@ -20,8 +20,14 @@ from protocol.summary import SummarizeReply, SummarizeRequest, Usage
 from sidecar import tracing
 from sidecar.config_shape import Summarizer as Settings
 from sidecar.summarizers import SummarizerFailure, drafting, instructions
+from sidecar.summarizers.tries import Errors, tried
 
-_TRIES: Final = 2
+_ERRORS: Final = Errors(
+    anthropic.APIStatusError,
+    anthropic.APITimeoutError,
+    anthropic.APIConnectionError,
+    anthropic.AnthropicError,
+)
 _NO_KEY: Final = "none"
 _CUT: Final = {
     "max_tokens": "length",
@@ -70,22 +76,7 @@ class AnthropicSummarizer:
         """One draft; a passing trouble is tried once more. Raises SummarizerFailure."""
         client = await anyio.to_thread.run_sync(self._client)
         async with client:
-            for left in reversed(range(_TRIES)):
-                try:
-                    return _read(await self._ask(client, request))
-                except anthropic.APIStatusError as error:
-                    status = error.status_code
-                    wait = drafting.patience(status, error.response.headers) if left else None
-                    if wait is None:
-                        raise drafting.status_failure(status) from error
-                    await anyio.sleep(wait)
-                except anthropic.APITimeoutError as error:
-                    raise SummarizerFailure("timeout", "no answer in time") from error
-                except anthropic.APIConnectionError as error:
-                    raise SummarizerFailure("unavailable", "no connection") from error
-                except anthropic.AnthropicError as error:
-                    raise SummarizerFailure("invalid", type(error).__name__) from error
-        raise AssertionError("the last try returns or raises")
+            return await tried(_ERRORS, lambda: self._ask(client, request))
 
     def _client(self) -> AsyncAnthropic:
         # Its own tries do not know our time limit: a long Retry-After would end as a time-out.
@@ -98,7 +89,7 @@ class AnthropicSummarizer:
             open_telemetry=False,
         )
 
-    async def _ask(self, client: AsyncAnthropic, request: SummarizeRequest) -> bytes:
+    async def _ask(self, client: AsyncAnthropic, request: SummarizeRequest) -> SummarizeReply:
         raw = await client.messages.with_raw_response.create(
             model=self._model,
             extra_headers=tracing.headers(),
@@ -114,7 +105,7 @@ class AnthropicSummarizer:
             ],
             tool_choice={"type": "tool", "name": drafting.SCHEMA_NAME, "disable_parallel_tool_use": True},
         )
-        return await raw.read()
+        return _read(await raw.read())
 
 
 def _read(payload: bytes) -> SummarizeReply:

@@ -1,4 +1,4 @@
-"""What a model behind a provider's interface is given, and how its draft becomes a summary; what their errors mean.
+"""What a model behind a provider's interface is given, and how its draft becomes a summary.
 
 The draft's schema is the summary's own, made closed for providers that enforce one: a map of states is a list of
 ``{id, state}`` there, and every field is required. Nothing here calls anyone, and nothing judges a draft.
@@ -6,8 +6,7 @@ The draft's schema is the summary's own, made closed for providers that enforce 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -18,14 +17,12 @@ from protocol.codec import encode
 from protocol.summary import SummarizeReply, SummarizeRequest, Summary, Usage
 from sidecar.core.tokens import bytes_tokens, value_tokens
 from sidecar.core.validation import SUMMARY_BYTES
-from sidecar.summarizers import FailureReason, SummarizerFailure
+from sidecar.summarizers import SummarizerFailure
 
 SCHEMA_NAME: Final = "handover_summary"
 SCHEMA_TEXT: Final = "The summary that replaces the covered messages."
 MOST_OUTPUT_TOKENS: Final = 16_000
 LEAST_OUTPUT_TOKENS: Final = 4_096
-LONGEST_PATIENCE: Final = 5.0
-"""Seconds that a provider may ask us to wait before the one further try; a longer wait is the caller's matter."""
 
 _MAPS: Final = ("operations", "approvals")
 _KEPT: Final = ("type", "description", "enum", "const")
@@ -130,47 +127,3 @@ def _map(entries: object) -> object:
     ]
     found = dict(pairs)
     return found if len(found) == len(entries) else entries
-
-
-# --- errors ------------------------------------------------------------------------------------------------
-
-_STATUS: Final[Mapping[int, FailureReason]] = {
-    400: "invalid",
-    408: "timeout",
-    413: "invalid",
-    422: "invalid",
-    429: "rate_limited",
-    504: "timeout",
-}
-_WORDS: Final[Mapping[int, str]] = {
-    401: "the key is not accepted",
-    403: "the key may not do this",
-    404: "no such model or address",
-    429: "too many requests",
-    529: "overloaded",
-}
-_FILTERED: Final = frozenset({"content_filter", "content_policy_violation"})
-_MAY_PASS: Final = frozenset({408, 409, 429})
-
-
-def status_failure(status: int, code: str | None = None) -> SummarizerFailure:
-    """What an HTTP status comes to. ``code``: the provider's own word for it; its message is never read."""
-    if code in _FILTERED:
-        return SummarizerFailure("refused", f"HTTP {status}: content filter")
-    words = f": {_WORDS[status]}" if status in _WORDS else ""
-    return SummarizerFailure(_STATUS.get(status, "unavailable"), f"HTTP {status}{words}")
-
-
-def patience(
-    status: int, headers: Mapping[str, str], jitter: Callable[[], float] = random.random
-) -> float | None:
-    """Seconds to wait before the one further try; None where none is worth it."""
-    if status not in _MAY_PASS and status < 500:
-        return None
-    try:
-        told = float(headers.get("retry-after", "0"))
-    except ValueError:
-        return None
-    if not 0 <= told <= LONGEST_PATIENCE:
-        return None
-    return max(told, 0.5) * (1 + jitter())

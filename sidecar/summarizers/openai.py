@@ -20,8 +20,11 @@ from protocol.summary import SummarizeReply, SummarizeRequest, Usage
 from sidecar import tracing
 from sidecar.config_shape import Summarizer as Settings
 from sidecar.summarizers import SummarizerFailure, drafting, instructions
+from sidecar.summarizers.tries import Errors, tried
 
-_TRIES: Final = 2
+_ERRORS: Final = Errors(
+    openai.APIStatusError, openai.APITimeoutError, openai.APIConnectionError, openai.OpenAIError
+)
 _NO_KEY: Final = "none"
 """Servers of one's own often ask for none; the library insists on a text."""
 
@@ -66,28 +69,13 @@ class OpenAISummarizer:
         """One draft; a passing trouble is tried once more. Raises SummarizerFailure."""
         client = await anyio.to_thread.run_sync(self._client)
         async with client:
-            for left in reversed(range(_TRIES)):
-                try:
-                    return _read(await self._ask(client, request))
-                except openai.APIStatusError as error:
-                    status = error.status_code
-                    wait = drafting.patience(status, error.response.headers) if left else None
-                    if wait is None:
-                        raise drafting.status_failure(status, error.code) from error
-                    await anyio.sleep(wait)
-                except openai.APITimeoutError as error:
-                    raise SummarizerFailure("timeout", "no answer in time") from error
-                except openai.APIConnectionError as error:
-                    raise SummarizerFailure("unavailable", "no connection") from error
-                except openai.OpenAIError as error:
-                    raise SummarizerFailure("invalid", type(error).__name__) from error
-        raise AssertionError("the last try returns or raises")
+            return await tried(_ERRORS, lambda: self._ask(client, request))
 
     def _client(self) -> AsyncOpenAI:
         # Its own tries do not know our time limit: a long Retry-After would end as a time-out.
         return AsyncOpenAI(api_key=self._key, base_url=self._base_url, timeout=self._timeout, max_retries=0)
 
-    async def _ask(self, client: AsyncOpenAI, request: SummarizeRequest) -> bytes:
+    async def _ask(self, client: AsyncOpenAI, request: SummarizeRequest) -> SummarizeReply:
         raw = await client.chat.completions.with_raw_response.create(
             model=self._model,
             extra_headers=tracing.headers(),
@@ -106,7 +94,7 @@ class OpenAISummarizer:
                 },
             },
         )
-        return bytes(raw.content)
+        return _read(bytes(raw.content))
 
 
 def _read(payload: bytes) -> SummarizeReply:

@@ -285,7 +285,7 @@ async def test_a_failure_is_named_and_its_words_are_not_repeated(
     async def wait(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(f"sidecar.summarizers.{kind}.anyio.sleep", wait)
+    monkeypatch.setattr("sidecar.summarizers.tries.anyio.sleep", wait)
     with pytest.raises(SummarizerFailure) as caught:
         await made(server, kind).summarize(asked())
     assert caught.value.reason == reason

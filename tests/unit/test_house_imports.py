@@ -38,6 +38,7 @@ HOMES = {
     "rfc8785": ("protocol/codec.py",),
     "openai": ("sidecar/summarizers/openai.py",),
     "anthropic": ("sidecar/summarizers/anthropic.py",),
+    "tenacity": ("sidecar/summarizers/tries.py",),
     "opentelemetry": ("sidecar/telemetry.py",),
 }
 SDK_EXTRAS = ("openai", "anthropic")

@@ -17,7 +17,12 @@ def _told() -> Ledger:
     story.declare("op1")
     for value, claim in ((1.5, "depth"), (2**53 - 1, "mass"), (True, "afloat"), ("\x7f", "flag")):
         story.tell(
-            "evidence.recorded", evidence_id=claim, claim=claim, kind="observed", source="event:e-1", value=value
+            "evidence.recorded",
+            evidence_id=claim,
+            claim=claim,
+            kind="observed",
+            source="event:e-1",
+            value=value,
         )
     return story.ledger()
 
