@@ -5,6 +5,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$name && exit; done; echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
+GIVEN := $(filter command environment,$(origin PYTHON))
+WHICH := import os, sys; print(sys.version.split()[0], os.path.realpath(sys.base_prefix))
 
 # The environment's own pip; without ensurepip it has none, and the outer one (22.3 or newer) installs into it.
 define install
@@ -13,18 +15,26 @@ if $(BIN)/python -m pip --version >/dev/null 2>&1; \
 	else $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --editable $(1); fi
 endef
 
-.PHONY: demo test lint pages clean bench soak
+.PHONY: demo test lint pages clean bench soak asked
 
-$(BIN)/python:
-	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "Watchkeeper needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+# A Python that was asked for is used, or it is said why not: never the one that made the environment before.
+asked:
+ifneq ($(GIVEN),)
+	@$(PYTHON) -c '' 2>/dev/null || { echo "PYTHON=$(PYTHON): no Python runs by that name" >&2; exit 1; }
+	@test ! -x $(BIN)/python || test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || { \
+		echo "PYTHON=$(PYTHON): $(VENV) is of another Python ($$($(BIN)/python -c '$(WHICH)')); make clean first" >&2; exit 1; }
+endif
+
+$(BIN)/python: | asked
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "Watchkeeper needs Python 3.11 or newer: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || $(PYTHON) -m venv --without-pip $(VENV)
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
+$(VENV)/.demo: pyproject.toml | asked $(BIN)/python
 	@echo "Installing into $(VENV) (once) ..."
 	@$(call install,'.[embedded]')
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: pyproject.toml | asked $(BIN)/python
 	@echo "Installing into $(VENV) (once) ..."
 	@$(call install,'.[embedded$(comma)dev]')
 	@touch $@ $(VENV)/.demo

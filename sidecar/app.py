@@ -87,7 +87,7 @@ class Daemon:
                 admin.build(self.health, self.metrics, lambda: run_views(self.lanes)),
                 config.admin.listen,
             )
-            log.info("admin_listening", address=self.listening)
+            log.info("admin listening", address=self.listening)
             store = await self._store(stack)
             if store is None:
                 return
@@ -250,11 +250,16 @@ async def serve(config: Config, with_embedded_nats: bool = False) -> int:
             code, line = explain(error)
             if code is None:
                 raise
-            log.error(line)
+            for part in line.splitlines():
+                log.error(part)
             return int(code)
     return int(ExitCode.CLEAN)
 
 
 def replaced_url(config: Config, url: str) -> Config:
-    """The configuration with another broker address."""
-    return msgspec.structs.replace(config, nats=msgspec.structs.replace(config.nats, url=url))
+    """The configuration with another broker address, which a reload keeps as it keeps the flags."""
+    return msgspec.structs.replace(
+        config,
+        nats=msgspec.structs.replace(config.nats, url=url),
+        overrides={**config.overrides, "nats.url": url},
+    )

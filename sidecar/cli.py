@@ -1,7 +1,6 @@
 """The ``watchkeeper`` command: reads arguments, starts the right part, turns its end into an exit code.
 
-Exit codes: 0 clean, 1 unexpected failure, 2 wrong configuration or usage, 3 a needed service refused us.
-No decision about runs is taken here.
+No decision about runs is taken here. Exit codes: ``CODES``.
 """
 
 from __future__ import annotations
@@ -12,33 +11,59 @@ import sys
 from enum import StrEnum
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import msgspec
 import typer
+import typer.core
 
 from protocol.errors import ExitCode
 from protocol.schema import json_schema
 from sidecar import logs
 from sidecar.config import Config, ConfigError, load_config
 
+CODES = (
+    "Exit codes: 0 done; 1 unexpected failure, or a check says no; 2 wrong configuration or usage: nothing was "
+    "changed, and it fails again until an argument, a key, a path, its owner or what else runs is another; "
+    "3 the broker refuses us."
+)
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands. The library that checks values puts its own words before ours: they are left out."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            said = getattr(error, "message", None)
+            if isinstance(said, str):
+                error.message = said.removeprefix("Value error, ")  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
     name="watchkeeper",
+    cls=Commands,
+    epilog=CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
+# Whether a path can be read is told by whoever reads it, in our words: hence `readable=False`.
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        readable=False,
         help="TOML file; default: $WATCHKEEPER_CONFIG, else watchkeeper.toml here, if there is one.",
     ),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="The data directory; default: the configured one.")
+    Path | None,
+    typer.Option("--data-dir", readable=False, help="The data directory; default: the configured one."),
 ]
 Tenant = Annotated[
     str | None, typer.Option("--tenant", help="Only this tenant; default: every one there is.")
@@ -120,7 +145,9 @@ def run(
 def replay(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="Transcripts: Claude Code JSONL, Codex rollouts, our events."),
+        typer.Argument(
+            metavar="FILE", readable=False, help="Transcripts: Claude Code JSONL, Codex rollouts, our events."
+        ),
     ],
     format: Annotated[Format, typer.Option("--format", help="What the files are.")] = Format.auto,
     window: Annotated[
@@ -137,12 +164,12 @@ def replay(
 ) -> None:
     """Replay transcripts through a private broker and daemon, and report what was compacted."""
     from sidecar.importers import ImportFailure
+    from sidecar.paths import unreadable
     from sidecar.rehearsal import rehearse
 
     for file in files:
-        if not file.is_file():
-            what = "is a folder" if file.is_dir() else "no such file"
-            raise Refusal(ExitCode.USAGE, f"{file}: {what}; give transcript files to replay")
+        if trouble := unreadable(file):
+            raise Refusal(ExitCode.USAGE, f"{file}: {trouble}; give transcript files to replay")
     loaded = _load(config, {"logs.level": "warning"})
     logs.configure("warning", loaded.logs.format)
     try:
@@ -221,6 +248,8 @@ def health(
 
     try:
         answer = probe.ask(_load(config).admin.listen, question.value, timeout)
+    except probe.NoAnswer as away:
+        raise Refusal(ExitCode.FAILURE, str(away)) from away
     except ValueError as error:
         raise Refusal(ExitCode.USAGE, str(error)) from error
     typer.echo(answer.text)
@@ -312,14 +341,16 @@ def forget(
     try:
         gone = anyio.run(upkeep.forget, folder, run_id, tenant, lane)
     except upkeep.NotForgotten as reason:
-        raise Refusal(ExitCode.FAILURE, f"run {run_id} is not forgotten: {reason}") from reason
+        raise Refusal(ExitCode.USAGE, f"run {run_id} is not forgotten: {reason}") from reason
     typer.echo(f"forgotten: {', '.join(gone)}")
     typer.echo("Start the daemon to take their messages out of the streams as well.")
 
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", readable=False, help="The file to write; it must not exist.")
+    ],
     data_dir: DataDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -335,7 +366,7 @@ def backup(
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that backup wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", readable=False, help="A file that backup wrote.")],
     data_dir: DataDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -356,6 +387,7 @@ def evaluate(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
+            readable=False,
             help="Scenarios (.toml, or a folder of them) and transcripts; default: the shipped ones.",
         ),
     ] = None,
@@ -374,7 +406,9 @@ def evaluate(
     ] = None,
     format: Annotated[Format, typer.Option("--format", help="What the transcripts are.")] = Format.auto,
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a report with charts here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", readable=False, help="Write a report with charts here.")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Compare what strategies of shortening a history leave to go on with, by questions with known answers.
@@ -407,7 +441,11 @@ def evaluate(
 def verify_case(
     case: Annotated[
         Path,
-        typer.Argument(metavar="CASE", help="A scenario, a run's messages (.jsonl), or its state (.json)."),
+        typer.Argument(
+            metavar="CASE",
+            readable=False,
+            help="A scenario, a run's messages (.jsonl), or its state (.json).",
+        ),
     ],
     expect: Annotated[
         list[str] | None, typer.Option(help="OPERATION=CODE that authorize must answer; may be repeated.")
@@ -452,7 +490,8 @@ def main(arguments: list[str] | None = None) -> None:
         code, line = _refused(error) or explain(error)
         if code is None:
             raise
-        print(f"watchkeeper: {line}", file=sys.stderr)
+        for part in line.splitlines():
+            print(f"watchkeeper: {part}", file=sys.stderr)
         raise SystemExit(int(code)) from None
 
 

@@ -209,12 +209,15 @@ class Compactor:
     async def _planned(self, job: Job) -> planning.Plan:
         """What to do, from figures of the tail; its messages are let go page by page."""
         settings = self._desk.budget
-        tail = planning.empty_tail(job.ledger, job.course, settings)
+        tails = [planning.empty_tail(job.ledger, job.course, settings)]
         await Reading(self._desk, job.run, job.course.covers_through, job.position).pages(
-            lambda entries: tail.extend(tail_items(entries))
+            lambda entries: tails[0].extend(tail_items(entries))
         )
+        # Taken out there, so that what was gathered of a very long tail is let go on the thread as well.
         return await anyio.to_thread.run_sync(
-            lambda: planning.plan(tail, job.ledger, job.budget, job.course, settings, trigger=job.trigger)
+            lambda: planning.plan(
+                tails.pop(), job.ledger, job.budget, job.course, settings, trigger=job.trigger
+            )
         )
 
     async def _deferred(self, job: Job, reason: DeferReason) -> None:

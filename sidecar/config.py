@@ -6,6 +6,7 @@ The only place that looks at the environment. It opens nothing but the file and 
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -106,7 +107,7 @@ def _from_file(
 ) -> tuple[Path | None, dict[str, Given]]:
     named = file or (Path(env["WATCHKEEPER_CONFIG"]) if env.get("WATCHKEEPER_CONFIG") else None)
     path = named or DEFAULT_FILE
-    if named is None and not path.exists():
+    if named is None and not os.path.exists(path):
         return None, {}
     source = f"file {path}"
     given: dict[str, Given] = {}

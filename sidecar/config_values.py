@@ -6,6 +6,7 @@ Pure: it knows types, bounds and words for them; where values come from is `side
 from __future__ import annotations
 
 import difflib
+import os.path
 import re
 import types
 from collections.abc import Callable, Iterable
@@ -142,7 +143,7 @@ def _existing_file(found: Given) -> Path | None:
     if found.lenient and found.value == "":
         return None
     path = _path(found)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise Refused("the path of an existing file")
     return path
 

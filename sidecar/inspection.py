@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 
 from sidecar.core import state
@@ -18,7 +17,6 @@ from sidecar.core.budget import BudgetSettings
 from sidecar.core.protected import protected_digest, protected_view
 from sidecar.logs import visible
 from sidecar.view import View, ViewUnreadable, decode_view
-from storage.data_dir import DATABASE
 from storage.records import TombstoneRow
 from storage.store import Store
 
@@ -26,9 +24,10 @@ from storage.store import Store
 async def inspect_run(
     data_dir: Path, tenant: str, lanes: Sequence[str], run: str, settings: BudgetSettings
 ) -> dict[str, Any] | None:
-    """Ledger, budget, checkpoints and receipts of a run; ``None`` if no lane looked at knows it."""
-    if not await anyio.Path(data_dir / DATABASE).is_file():
-        return None
+    """Ledger, budget, checkpoints and receipts of a run; ``None`` if no lane looked at knows it.
+
+    Raises ``StorageError`` if there is no database, none of ours, or one this user may not read.
+    """
     async with await Store.open_to_read(data_dir) as store:
         for lane in lanes:
             family = await store.load_family(tenant, lane, run)

@@ -11,6 +11,7 @@ import zlib
 from typing import Final
 
 import anyio.to_thread
+import msgspec
 import structlog
 
 from protocol.codec import decode_state, digest_bytes, encode
@@ -44,8 +45,23 @@ async def stored_apart(blobs: Blobs, subject: str, payload: bytes, msg_id: str) 
     )
 
 
-def _packed(payload: bytes) -> tuple[RunState | RunStateReference, bytes]:
-    return decode_state(payload), gzip.compress(payload, 6, mtime=0)
+class _Named(msgspec.Struct):
+    """What of a state its reference repeats: the rest of a large one is better not decoded."""
+
+    epoch: int
+    ledger_version: int
+    ledger_digest: str
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
+
+
+def _packed(payload: bytes) -> tuple[_Named, bytes]:
+    try:
+        state = _NAMED.decode(payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError("malformed", f"no state: {error}") from error
+    return state, gzip.compress(payload, 6, mtime=0)
 
 
 async def superseded(blobs: Blobs, former: bytes | None, now: bytes) -> None:

@@ -6,7 +6,6 @@ transaction, everything it wants told happens after COMMIT. It folds nothing.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from protocol.events import (
     type_of,
 )
 from protocol.handoff import Recent
+from sidecar import catching_up
 from sidecar.core import policy
 from sidecar.core.budget import LEVELS, Observed, at_least, observe
 from sidecar.core.course import Defer, follow
@@ -38,11 +38,11 @@ from sidecar.deadlines import Deadlines, note_changes
 from sidecar.desk import Desk
 from sidecar.memory import give_back
 from sidecar.packets import Packets
-from sidecar.runs import KEPT, HotRun
+from sidecar.runs import HotRun
 from sidecar.states import state_row
-from sidecar.view import RECENT_LINES, Standing, decode_standing, waits
+from sidecar.view import RECENT_LINES, waits
 from storage.errors import StorageError
-from storage.records import OutboxRow, RunSummary
+from storage.records import OutboxRow
 
 if TYPE_CHECKING:
     from sidecar.chunk import Chunk, Incoming
@@ -324,6 +324,7 @@ class Observer:
         """Let go of runs that nobody spoke of for a while and that wait for nothing."""
         async with self._desk.changing():
             gone = self._desk.runs.rest(lambda hot: hot.ledger.head.finished is None and waits(hot.view))
+        self._packets.rest()
         if gone >= _WORTH_GIVING_BACK:
             await anyio.to_thread.run_sync(give_back)
 
@@ -365,43 +366,11 @@ class Observer:
 
     async def stream_gap(self, first: int, through: int) -> None:
         """Messages of the stream are gone: every unfinished run has to be proven whole."""
-        desk = self._desk
-        log.error("messages of the stream are gone", lane=desk.lane, first=first, through=through)
-        for summary in await desk.store.runs(desk.tenant, desk.lane, finished=False):
-            async with desk.changing():
-                await desk.runs.load([summary.run])
-                hot = desk.runs.hot[summary.run]
-                hot.view.unproven_before = through + 1
-                await desk.commit(touched=[summary.run])
+        await catching_up.stream_gap(self._desk, first, through)
 
     async def caught_up(self) -> None:
-        """Everything there was is read: runs not proven whole after a loss get their gap declared.
-
-        Of the others only the newest and those that wait for time to pass are brought into memory.
-        """
-        desk = self._desk
-        levels: Counter[str] = Counter()
-        newest: deque[str] = deque(maxlen=KEPT)
-
-        def look(row: RunSummary) -> tuple[str, Standing] | None:
-            standing = decode_standing(row.view)
-            levels[standing.budget.level] += 1
-            newest.append(row.run)
-            wanted = standing.waits or standing.unproven_before or desk.taken_over
-            return (row.run, standing) if wanted else None
-
-        async with desk.changing():
-            found = await desk.store.each_run(desk.tenant, desk.lane, look, finished=False)
-            desk.runs.recount(levels)
-            await desk.runs.load(newest)
-        for run, standing in found:
-            if standing.waits:
-                async with desk.changing():
-                    await desk.runs.load([run])
-            if standing.unproven_before:
-                await self._deadlines.declare_stream_gap(run, standing.unproven_before)
-            if desk.taken_over:
-                self._packets.mark(run, "takeover")
+        """Everything there was is read: runs not proven whole after a loss get their gap declared."""
+        await catching_up.caught_up(self._desk, self._packets, self._deadlines)
 
     async def states(self, runs: Iterable[str]) -> list[OutboxRow]:
         """The state of these runs as they stand in memory, for whoever owns the lane next; hold the lock."""

@@ -163,6 +163,11 @@ class Packets:
         """The run's newest checkpoint changed: read it again next time."""
         self._checkpoints.pop(run, None)
 
+    def rest(self) -> None:
+        """Let go of what is known of runs that left memory; it is read again."""
+        hot = self._desk.runs.hot
+        self._checkpoints = {run: known for run, known in self._checkpoints.items() if run in hot}
+
     async def checkpoint(self, run: str) -> StateCheckpoint | None:
         """The newest committed checkpoint of the run's live chain."""
         if run not in self._checkpoints:

@@ -18,8 +18,12 @@ _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _MOST_BYTES: Final = 64 * 1024
 
 
+class NoAnswer(Exception):
+    """Nobody answers there; the text says where, why and what to look at."""
+
+
 class Answer(Struct, frozen=True):
-    """Whether the daemon says yes, and what it said, or why it could not be asked."""
+    """Whether the daemon says yes, and what it said."""
 
     fine: bool
     text: str
@@ -29,8 +33,8 @@ def ask(listen: str, question: str, seconds: float) -> Answer:
     """Ask the daemon that listens on `listen` (``admin.listen``) one of `PATHS`, waiting at most `seconds` for
     each step.
 
-    Never raises for a daemon that is away: that is an answer. Raises `ValueError` for port 0, which tells
-    nobody where the daemon listens.
+    Raises `NoAnswer` for a daemon that is away or answers too late, `ValueError` for port 0, which tells nobody
+    where the daemon listens.
     """
     host, port = parse_listen(listen)
     if port == 0:
@@ -41,7 +45,11 @@ def ask(listen: str, question: str, seconds: float) -> Answer:
         response = connection.getresponse()
         return Answer(response.status == 200, _words(response.read(_MOST_BYTES)))
     except (OSError, http.client.HTTPException) as error:
-        return Answer(False, f"no answer from {listen}: {error or type(error).__name__}")
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        raise NoAnswer(
+            f"no daemon answers on {listen} ({why}): start one (watchkeeper run), or set admin.listen "
+            "(WATCHKEEPER_ADMIN__LISTEN, --config) to where it listens"
+        ) from error
     finally:
         connection.close()
 

@@ -8,6 +8,7 @@ and started again. It decides nothing about compaction.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from sidecar.transport.errors import TransportError
 from sidecar.transport.jetstream import Link
 from sidecar.transport.publisher import publish_inbound
 
+_PUT_OFF = ("compaction_deferred", "ineffective")
 _POLL_SECONDS = 0.005
 _ASK_SECONDS = 2.5
 
@@ -33,6 +35,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     usage_reports: int = 0
     levels: list[str] = []
     compactions: list[dict[str, Any]] = []
+    deferrals: dict[str, int] = {}
+    """Reasons why a compaction that was due was put off, and how often each was told."""
     trims: int = 0
     violations: dict[str, int] = {}
     rejected: int = 0
@@ -219,6 +223,7 @@ class Listener:
         self._filter = f"{subjects.PREFIX}.out.{tenant}.{lane}.>"
         self.receipts: dict[str, dict[str, dict[str, Any]]] = {}
         self.levels: dict[str, dict[str, str]] = {}
+        self.deferrals: dict[str, dict[str, str]] = {}
         self.rejected: dict[str, set[int]] = {}
         self.trims: dict[str, set[str]] = {}
 
@@ -242,11 +247,15 @@ class Listener:
             notice = msgspec.json.decode(message.data)
             if notice["kind"] == "level_changed":
                 self.levels.setdefault(run, {})[notice["notice_id"]] = notice["to"]
+            elif notice["kind"] in _PUT_OFF:
+                why = notice.get("reason", notice["kind"])
+                self.deferrals.setdefault(run, {})[notice["notice_id"]] = why
 
     def fill(self, reports: list[RunReport]) -> None:
         """Add what was heard to the reports."""
         for report in reports:
             report.levels = list(self.levels.get(report.run, {}).values())
+            report.deferrals = dict(Counter(self.deferrals.get(report.run, {}).values()))
             report.rejected = len(self.rejected.get(report.run, ()))
             report.trims = len(self.trims.get(report.run, ()))
             report.compactions = [

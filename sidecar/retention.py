@@ -67,6 +67,10 @@ class NotForgotten(Exception):
     """The run cannot be forgotten now; the text says why."""
 
 
+class NotFinished(NotForgotten):
+    """A run of the family goes on; the text names those that do."""
+
+
 # --- what is due --------------------------------------------------------------------------------------------
 
 
@@ -111,7 +115,7 @@ def graves(
         raise NotForgotten("forgotten already")
     unfinished = [row.run for row in family if not row.finished]
     if unfinished:
-        raise NotForgotten(f"not finished: {', '.join(sorted(unfinished))}")
+        raise NotFinished(f"not finished: {', '.join(sorted(unfinished))}")
     return [
         TombstoneRow(
             run=row.run,

@@ -17,6 +17,7 @@ from protocol.events import Settings
 from sidecar.core import state
 from sidecar.core.family import line
 from sidecar.core.family import root as topmost
+from sidecar.memory import ITEM_BYTES, RUN_BYTES, weight_of_ledger, weight_of_row
 from sidecar.view import View, ViewUnreadable, decode_level, decode_view, encode_view
 from storage.records import GENESIS, ItemRow, RunRow, StoredRun
 from storage.store import Store
@@ -55,17 +56,14 @@ class HotRun:
         """The level under which ``Runs.levels`` holds it; None while it is not committed, or finished."""
         self.traceparent: str | None = None
         """Of the newest message that had one; tracing is a matter of the moment and is stored nowhere."""
-        self.weight = _RUN_BYTES
+        self.weight = RUN_BYTES
         """Bytes it is reckoned to take in memory; never less than its texts, until it is weighed again."""
-        self.weighed = _RUN_BYTES
+        self.weighed = RUN_BYTES
         """The same when every item was looked at last."""
 
 
 KEPT: Final = 50
 """Runs that stay in memory, and come there at a start, whether or not anything is due."""
-_RUN_BYTES: Final = 16 * 1024
-_ITEM_BYTES: Final = 700
-"""What a run and an item take beside their texts."""
 _MOST_BYTES: Final = 128 * 1024 * 1024
 
 
@@ -187,8 +185,7 @@ class Runs:
         ledger.changed.clear()
         hot = HotRun(ledger, view, row.chain, row.family)
         hot.counted = None if row.finished else decode_level(row.view)
-        texts = len(row.head) + len(row.view) + sum(len(item.body) for item in row.items)
-        hot.weight = hot.weighed = _RUN_BYTES + texts + _ITEM_BYTES * len(row.items)
+        hot.weight = hot.weighed = weight_of_row(row)
         self._add(row.run, hot)
 
     def _add(self, name: str, hot: HotRun) -> None:
@@ -215,9 +212,7 @@ class Runs:
         self.bytes -= hot.weight
         hot.weight += by
         if hot.weight > 2 * hot.weighed + _MOST_BYTES // 1024:
-            items = [item for of_kind in hot.ledger.items.values() for item in of_kind.values()]
-            texts = sum(len(state.encode_item(item)) for item in items)
-            hot.weight = hot.weighed = _RUN_BYTES + texts + _ITEM_BYTES * len(items)
+            hot.weight = hot.weighed = weight_of_ledger(hot.ledger)
         self.bytes += hot.weight
 
     def of(self, name: str) -> HotRun:
@@ -266,7 +261,7 @@ class Runs:
                 )
             if len(items) > written:
                 bodies = (row.body for row in items[written:] if row.body is not None)
-                self._grow(hot, sum(_ITEM_BYTES + len(body) for body in bodies))
+                self._grow(hot, sum(ITEM_BYTES + len(body) for body in bodies))
             hot.changed.clear()
             ledger.changed.clear()
             finished = ledger.head.finished is not None

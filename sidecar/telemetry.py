@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from sidecar.extras import how_to_install
 from sidecar.tracing import CARRIER, HEADER, Attribute, Kind, Span, Tracer, carrying, current
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def tracer_for(environment: Mapping[str, str], version: str) -> Tracer:
     if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
         return CARRIER
     if importlib.util.find_spec("opentelemetry") is None:
-        log.warning("tracing is not installed: pip install 'watchkeeper-sidecar[tracing]'")
+        log.warning("tracing is not installed, no span is recorded", remedy=how_to_install("tracing"))
         return CARRIER
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource

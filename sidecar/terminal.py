@@ -24,6 +24,21 @@ _COLOURS = {
     "critical": "red",
     "overflow": "bold white on red",
 }
+_WHY = {
+    "no_boundary": "no event to cut after",
+    "in_flight": "a call or an operation is under way",
+    "open_gap": "a part of the history is missing",
+    "artifact_unsaved": "an artifact is not saved yet",
+    "little_new": "too little to cover beside what stays",
+    "cool_down": "too soon after the last attempt",
+    "breaker": "too many attempts failed",
+    "not_applied": "the agent has not taken the last packet up",
+    "mode": "the mode allows none",
+    "fixed_cost": "what cannot be shortened is too large for the window alone",
+    "recent_part": "what must stay word for word is too large for the window",
+    "no_gain": "it would not make the context smaller",
+}
+"""What the reasons of a deferral mean, by code of the wire."""
 _WIDTH = 40
 _BESIDE_BAR = 64
 """Columns of a line beside its bar. In a narrow terminal first the bar gets shorter, then the run's name."""
@@ -88,8 +103,9 @@ class Board:
 
 def print_report(console: Console, reports: Iterable[RunReport], daemon: dict[str, Any]) -> None:
     """The report of a replay as readable text, the last packet of each run included."""
-    applied = 0
+    applied = told = 0
     for report in reports:
+        told += report.events
         lines: list[Any] = [
             Text(
                 f"{report.events} events, {report.tool_calls} calls, {report.usage_reports} usage reports, "
@@ -99,6 +115,12 @@ def print_report(console: Console, reports: Iterable[RunReport], daemon: dict[st
         ]
         if report.violations:
             lines.append(Text("violations: " + ", ".join(f"{k} {n}" for k, n in report.violations.items())))
+        if report.deferrals:
+            why = "; ".join(
+                f"{_WHY.get(reason, reason)} ({reason}, told {count} time{'' if count == 1 else 's'})"
+                for reason, count in report.deferrals.items()
+            )
+            lines.append(Text(f"compactions put off: {why}"))
         if report.compactions:
             lines.append(_compactions(report.compactions))
         applied += sum(1 for compaction in report.compactions if compaction["outcome"] == "applied")
@@ -107,7 +129,11 @@ def print_report(console: Console, reports: Iterable[RunReport], daemon: dict[st
             console.print("Resume packet, as the next model turn reads it:", style="bold")
             console.print(Text(report.packet["text"]), soft_wrap=True)
     lag, pending = daemon["intake_lag_events"], daemon["outbox_pending"]
-    console.print(f"{daemon['events_total']} events in the ledger, {lag} behind, {pending} messages unsent")
+    total = daemon["events_total"]
+    console.print(
+        f"{total} messages in the ledger: {told} of the files, {max(0, total - told)} added on the way; "
+        f"{lag} behind, {pending} unsent"
+    )
     console.print(f"{applied} compaction{'' if applied == 1 else 's'} applied", style="bold green")
 
 

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct
 
-from sidecar.retention import BY_COMMAND, NotForgotten, bury
+from sidecar.retention import BY_COMMAND, NotFinished, NotForgotten, bury
 from storage import restore
-from storage.data_dir import DATABASE
+from storage.data_dir import DATABASE, require_file
 from storage.records import BrokenLink, Unit
 from storage.store import Store
 
@@ -47,6 +48,12 @@ _REASONS = {
     "missing_body": "its body is gone and the run is not forgotten",
     "head": "the chain ends before the run's newest message",
 }
+
+
+_FINISH = (
+    ". A run ends by run.finished: where its agent is gone an authority publishes it to "
+    "wk.v1.in.{tenant}.{lane}.{run}.authority while the daemon runs; then stop the daemon and forget"
+)
 
 
 async def verify(data_dir: Path, run: str | None, tenant: str | None, lane: str | None) -> list[Verified]:
@@ -96,8 +103,7 @@ async def forget(data_dir: Path, run: str, tenant: str | None, lane: str | None)
     The daemon that owns the lane next tells the broker. Raises ``NotForgotten`` (unknown, of several lanes, not
     finished, forgotten already), ``AlreadyOpen`` while a daemon holds the directory, other ``StorageError``.
     """
-    if not (data_dir / DATABASE).is_file():
-        raise NotForgotten(f"no database in {data_dir}")
+    await anyio.to_thread.run_sync(require_file, data_dir / DATABASE)
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     async with await Store.open(data_dir) as store:
         places = [
@@ -109,7 +115,12 @@ async def forget(data_dir: Path, run: str, tenant: str | None, lane: str | None)
             names = ", ".join(f"{of}/{name}" for of, name in places)
             raise NotForgotten(f"in several lanes, say which: {names}" if places else f"not in {data_dir}")
         (where,) = places
-        rows = await bury(store, *where, run, BY_COMMAND, at)
+        try:
+            rows = await bury(store, *where, run, BY_COMMAND, at)
+        except NotFinished as reason:
+            first = str(reason).removeprefix("not finished: ").partition(",")[0]
+            how = _FINISH.format(tenant=where[0], lane=where[1], run=first)
+            raise NotForgotten(f"{reason}{how}") from reason
         async with anyio.create_task_group() as tasks:
             await tasks.start(store.run_writer)
             await store.commit(Unit(tenant=where[0], lane=where[1], forget=tuple(rows)))

@@ -13,9 +13,17 @@ from pathlib import Path
 import anyio.to_thread
 
 from storage import schema
-from storage.connection import open_reader
+from storage.connection import Connection, open_reader
 from storage.data_dir import DATABASE, DataDir, sync_folder
-from storage.errors import AlreadyThere, StorageCorrupt, translate
+from storage.errors import (
+    AlreadyThere,
+    DamagedCopy,
+    NotOurs,
+    StorageCorrupt,
+    StorageError,
+    StorageIo,
+    translate,
+)
 
 
 def copy(connection: sqlite3.Connection, target: Path) -> int:
@@ -51,7 +59,11 @@ def copy(connection: sqlite3.Connection, target: Path) -> int:
     except FileExistsError:
         raise AlreadyThere(f"{target} exists and is not overwritten") from None
     except OSError as error:
-        raise translate(error, target) from error
+        refused = translate(error, target)
+        if isinstance(refused, StorageIo):
+            # An original that cannot be read is an error of the driver: here it is the file to be written.
+            refused.hint = "name a file in a folder that exists and that this user may write to"
+        raise refused from error
 
 
 async def restore(source: Path, data_dir: Path) -> int:
@@ -60,9 +72,15 @@ async def restore(source: Path, data_dir: Path) -> int:
     Raises AlreadyThere if there is a database already, AlreadyOpen, StorageIo if there is no copy,
     StorageCorrupt, NotOurs, SchemaTooNew; nothing of the directory is changed then.
     """
-    reader = await open_reader(source, busy_timeout_ms=5000)
+    reader = await _opened(source)
     try:
-        found = await reader.run(_check, source)
+        try:
+            found = await reader.run(_check, source)
+        except StorageCorrupt as error:
+            raise DamagedCopy(*error.args) from error
+        except (NotOurs, StorageIo) as error:
+            error.hint = DamagedCopy.hint
+            raise
         held = await anyio.to_thread.run_sync(DataDir.take, data_dir)
         try:
             if held.size_bytes():
@@ -75,6 +93,16 @@ async def restore(source: Path, data_dir: Path) -> int:
     finally:
         await reader.close()
     return found
+
+
+async def _opened(source: Path) -> Connection:
+    try:
+        return await open_reader(source, busy_timeout_ms=5000)
+    except StorageCorrupt as error:
+        raise DamagedCopy(*error.args) from error
+    except StorageError as error:
+        error.hint = DamagedCopy.hint
+        raise
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> int:

@@ -15,8 +15,10 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import aiosqlite
 import anyio
+import anyio.to_thread
 
-from storage.errors import StorageClosed, StorageError, StorageIo, translate
+from storage.data_dir import require_file
+from storage.errors import StorageClosed, StorageError, translate
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,9 +83,7 @@ async def open_writer(path: Path, *, max_pages: int | None, busy_timeout_ms: int
 
 async def open_reader(path: Path, *, busy_timeout_ms: int) -> Connection:
     """A read-only connection to a database that a writer has set up. Raises StorageError."""
-    if not await anyio.Path(path).is_file():
-        # Asked to open it, the driver would leave a thread behind that complains at the end.
-        raise StorageIo(f"{path}: there is no database")
+    await anyio.to_thread.run_sync(require_file, path)
     connection = await _connect(path, "ro")
     try:
         await connection.run(_set_up_reader, busy_timeout_ms)
@@ -96,11 +96,12 @@ async def open_reader(path: Path, *, busy_timeout_ms: int) -> Connection:
 async def _connect(path: Path, mode: str) -> Connection:
     # A cancelled connect leaks the driver's thread, which then keeps the process from exiting.
     with anyio.CancelScope(shield=True):
+        raw = aiosqlite.connect(_uri(path, mode), uri=True, isolation_level=None, cached_statements=256)
         try:
-            raw = await aiosqlite.connect(
-                _uri(path, mode), uri=True, isolation_level=None, cached_statements=256
-            )
+            await raw
         except sqlite3.Error as error:
+            # Told to end, its thread answers this loop once more: it must not find the loop closed.
+            await anyio.to_thread.run_sync(raw._thread.join)
             raise translate(error, path) from error
     return Connection(raw, path)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.errors import AlreadyOpen, translate
+from storage.errors import AlreadyOpen, NotThere, translate
 
 DATABASE = "watchkeeper.db"
 LOCK = "lock"
@@ -70,6 +71,18 @@ class DataDir:
             return 0
         free = found.f_bavail * found.f_frsize
         return free if self.limit is None else max(0, min(free, self.limit - _size(self.database)))
+
+
+def require_file(path: Path) -> None:
+    """Raise NotThere if ``path`` is no file, NotPermitted if this user may not even look."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotThere(f"{path}: there is no such database") from None
+    except OSError as error:
+        raise translate(error, path) from error
+    if not stat.S_ISREG(mode):
+        raise NotThere(f"{path}: is no file")
 
 
 def set_aside(folder: Path) -> Path:

@@ -23,7 +23,7 @@ class StorageError(Exception):
     """What went wrong with the store, ``answer`` (see the module) and a ``hint`` for the operator."""
 
     answer: ClassVar[Answer] = "stop"
-    hint: ClassVar[str] = "see the log of this process; the streams hold what the store lacks"
+    hint: str = "see the log of this process; the streams hold what the store lacks"
 
     def __str__(self) -> str:
         return f"{super().__str__()} ({self.hint})"
@@ -77,11 +77,29 @@ class StorageCorrupt(StorageError):
     hint = "move the file aside and rebuild from the streams"
 
 
+class DamagedCopy(StorageCorrupt):
+    """The file to restore from is no whole copy of a database."""
+
+    hint = "give a file that backup wrote; nothing was changed"
+
+
 class StorageIo(StorageError):
     """The disk or its permissions refuse."""
 
     answer = "page"
     hint = "check disk, mount and permissions of the data directory"
+
+
+class NotThere(StorageIo):
+    """A file or folder that should exist does not."""
+
+    hint = "check the path; the data directory is --data-dir, or data_dir of the configuration"
+
+
+class NotPermitted(StorageIo):
+    """The system forbids this user a file or folder."""
+
+    hint = "run it as the user the data directory belongs to, or change whose it is"
 
 
 class NotOurs(StorageError):
@@ -99,7 +117,7 @@ class SchemaTooNew(StorageError):
 class AlreadyOpen(StorageError):
     """Another process has the data directory."""
 
-    hint = "one process owns a data directory; give each its own"
+    hint = "stop that process first; two daemons beside each other need a data directory each"
 
 
 class StorageClosed(StorageError):
@@ -123,6 +141,14 @@ _BY_NAME: dict[str, type[StorageError]] = {
     "SQLITE_PERM": StorageIo,
     "SQLITE_AUTH": StorageIo,
 }
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_BY_NUMBER: dict[int, type[StorageError]] = {
+    errno.ENOSPC: StorageFull,
+    errno.EDQUOT: StorageFull,
+    errno.ENOENT: NotThere,
+    errno.ENOTDIR: NotThere,
+    errno.EISDIR: NotThere,
+}
 _FULL_IN_DISGUISE = ("SQLITE_IOERR", "SQLITE_CANTOPEN")
 
 
@@ -132,7 +158,11 @@ def translate(error: sqlite3.Error | OSError, path: Path) -> StorageError:
     Never raises. The text names the code and the file, never a value of a row.
     """
     if isinstance(error, OSError):
-        kind: type[StorageError] = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageIo
+        if error.errno in _FORBIDDEN:
+            # The folder above may be what forbids it: the system names the one it stopped at.
+            at = error.filename if isinstance(error.filename, str | os.PathLike) else path
+            return not_permitted(Path(at), error)
+        kind: type[StorageError] = _BY_NUMBER.get(error.errno or 0, StorageIo)
         return kind(f"{path}: {error.strerror or type(error).__name__}")
     name: str | None = getattr(error, "sqlite_errorname", None)
     if name is None:
@@ -140,9 +170,31 @@ def translate(error: sqlite3.Error | OSError, path: Path) -> StorageError:
         return StorageConflict(f"{path}: {error}")
     for prefix, named in _BY_NAME.items():
         if name == prefix or name.startswith(f"{prefix}_"):
-            disguised = prefix in _FULL_IN_DISGUISE and _no_space(path.parent)
-            return (StorageFull if disguised else named)(f"{path}: {error} [{name}]")
+            if prefix in _FULL_IN_DISGUISE and _no_space(path.parent):
+                named = StorageFull
+            elif issubclass(named, StorageIo) and (refused := _forbidden(path)):
+                return NotPermitted(f"{refused} [{name}]")
+            return named(f"{path}: {error} [{name}]")
     return StorageError(f"{path}: {error} [{name}]")
+
+
+def not_permitted(path: Path, error: OSError) -> NotPermitted:
+    """The error for a file or folder that the system forbids: names path, what it says, and whom it forbids."""
+    return NotPermitted(f"{path}: {error.strerror or 'Permission denied'} for user {os.getuid()}")
+
+
+def _forbidden(path: Path) -> str:
+    """What this user may not do with a database that exists, or an empty text."""
+    user = os.getuid()
+    if not os.path.exists(path):
+        return ""
+    if not os.access(path, os.R_OK):
+        return f"{path}: Permission denied for user {user}"
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return f"{path.parent}: user {user} may not write there, which reading the database beside its owner needs"
+    if not os.access(path, os.W_OK):
+        return f"{path}: user {user} may not write it"
+    return ""
 
 
 def _no_space(folder: Path) -> bool:

@@ -1,9 +1,10 @@
 """Makes what a test cluster needs to tell its parties apart: keys, signed accounts, and a credentials file each.
 
-    python deploy/nats/credentials.py FOLDER --lane watchkeeper-0 --lane sample-agent
+    .venv/bin/python deploy/nats/credentials.py FOLDER --lane watchkeeper-0 --lane sample-agent
 
-It needs the library nkeys alone, which the daemon installs. Where you have NSC or an account server of your own,
-make the users there, with the permissions that ``--show`` prints. Nothing that exists is overwritten.
+It needs the library nkeys alone, which the daemon installs: hence the Python of the daemon's environment.
+Where you have NSC or an account server of your own, make the users there, with the permissions that ``--show``
+prints. Nothing that exists is overwritten.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ import base64
 import hashlib
 import json
 import os
+import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import nkeys
+try:
+    import nkeys
+except ModuleNotFoundError:
+    # To show the permissions, and to explain itself, it needs no library.
+    nkeys = None  # type: ignore[assignment]
 
 STREAMS = ("WK_IN", "WK_OUT", "WK_REJECTED", "WK_STATE")
 BUCKETS = ("WK_BLOBS", "WK_CONTENT")
 ANSWER_SECONDS = 3600
+_NAME = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,127}")
 
 
 def keeper(tenant: str) -> dict[str, list[str]]:
@@ -215,11 +223,30 @@ def make(tenant: str, lanes: Sequence[str]) -> dict[str, str]:
     return files | {"operator.seed": f"{operator.seed.decode()}\n"}
 
 
+def _name(text: str) -> str:
+    """A tenant or lane as it stands in subjects and in names of files."""
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: letters, digits, - and _, at most 128, not beginning with _, are allowed"
+        )
+    return text
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(mode=0o700)
+    for name, text in files.items():
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(text)
+        print(folder / name)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Credentials for a NATS test cluster of Watchkeeper.")
     parser.add_argument("folder", type=Path, nargs="?", help="where to write; it must not exist")
-    parser.add_argument("--tenant", default="default")
-    parser.add_argument("--lane", dest="lanes", action="append", help="a lane with an agent; may be repeated")
+    parser.add_argument("--tenant", type=_name, default="default")
+    parser.add_argument(
+        "--lane", dest="lanes", type=_name, action="append", help="a lane with an agent; may be repeated"
+    )
     parser.add_argument("--show", action="store_true", help="print who may what, and write nothing")
     given = parser.parse_args(arguments)
     lanes = given.lanes or ["main"]
@@ -229,11 +256,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if given.folder is None:
         parser.error("give a folder, or --show")
-    given.folder.mkdir(mode=0o700)
-    for name, text in make(given.tenant, lanes).items():
-        (given.folder / name).touch(mode=0o600)
-        (given.folder / name).write_text(text)
-        print(given.folder / name)
+    if nkeys is None:
+        parser.error(
+            f"{sys.executable} has no library nkeys: use the Python the daemon is installed in "
+            "(.venv/bin/python in a clone), or install nkeys for this one"
+        )
+    try:
+        _write(given.folder, make(given.tenant, lanes))
+    except FileExistsError:
+        parser.error(f"{given.folder} exists and is not overwritten: name another folder, or move it away")
+    except OSError as error:
+        parser.error(f"{error.filename or given.folder}: {error.strerror}")
 
 
 if __name__ == "__main__":

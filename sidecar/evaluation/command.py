@@ -5,6 +5,7 @@ Files that are wrong are told in one line, before anything is run; what is shown
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from sidecar.evaluation.page import render_page
 from sidecar.evaluation.scenario import ScenarioError, shipped
 from sidecar.evaluation.terminal import print_evaluation, print_verified, shown_progress
 from sidecar.importers import ImportFailure
+from sidecar.paths import unreadable, unwritable
 
 _SCENARIO = ".toml"
 
@@ -54,8 +56,10 @@ def run_evaluate(
         raise WrongInput(
             "--strategy model needs summarizer.kind in the configuration; allowed: nats, openai, anthropic"
         )
-    if html is not None and (html.is_dir() or not html.parent.is_dir()):
-        raise WrongInput(f"--html {html}: cannot be written; allowed: a file in a folder that exists")
+    if html is not None and (trouble := unwritable(html)):
+        raise WrongInput(
+            f"--html {html}: cannot be written ({trouble}); allowed: a file in a folder that exists"
+        )
     request = Request(
         scenarios=tuple(scenarios),
         transcripts=tuple(transcripts),
@@ -71,7 +75,10 @@ def run_evaluate(
     except (ScenarioError, ImportFailure) as error:
         raise WrongInput(str(error)) from error
     if html is not None:
-        html.write_text(render_page(found), encoding="utf-8")
+        try:
+            html.write_text(render_page(found), encoding="utf-8")
+        except OSError as error:
+            raise WrongInput(f"--html {html}: cannot be written ({error.strerror})") from error
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
@@ -84,15 +91,17 @@ def _sorted(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     scenarios: list[Path] = []
     transcripts: list[Path] = []
     for file in files:
-        if file.is_dir():
+        if os.path.isdir(file):
+            if not os.access(file, os.R_OK | os.X_OK):
+                raise WrongInput(f"{file}: Permission denied: user {os.getuid()} may not look into it")
             found = sorted(file.glob(f"*{_SCENARIO}"))
             if not found:
                 raise WrongInput(
                     f"{file}: holds no scenario; allowed: a folder with {_SCENARIO} files, or files"
                 )
             scenarios += found
-        elif not file.is_file():
-            raise WrongInput(f"{file}: no such file; allowed: scenarios ({_SCENARIO}) and transcripts")
+        elif trouble := unreadable(file):
+            raise WrongInput(f"{file}: {trouble}; allowed: scenarios ({_SCENARIO}) and transcripts")
         elif file.suffix == _SCENARIO:
             scenarios.append(file)
         else:
@@ -102,9 +111,9 @@ def _sorted(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 def run_verify(config: Config, case: Path, *, run: str | None, expect: Sequence[str], as_json: bool) -> int:
     """Restore, ask and print; the exit code: 1 where something is not as expected. Raises ``WrongInput``."""
-    if not case.is_file():
+    if trouble := unreadable(case):
         raise WrongInput(
-            f"{case}: no such file; allowed: a scenario (.toml), messages (.jsonl), a run's state (.json)"
+            f"{case}: {trouble}; allowed: a scenario (.toml), messages (.jsonl), a run's state (.json)"
         )
     expected = _expected(expect)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from sidecar.config import Config, ConfigError, Problem
 from sidecar.core.tokens import bytes_tokens
+from sidecar.extras import how_to_install
 from sidecar.summarizers import Summarizer, instructions
 from sidecar.summarizers.digest import DigestSummarizer
 from sidecar.summarizers.nats import NatsSummarizer, Wire
@@ -34,7 +35,7 @@ def check_summarizers(config: Config) -> None:
         try:
             import_module(kind)
         except ImportError:
-            allowed = f"{kind} only with its library: pip install 'watchkeeper-sidecar[{kind}]'"
+            allowed = f"{kind} only with its library: {how_to_install(kind)}"
             problems.append(_problem(config, "summarizer.kind", allowed))
     if problems:
         raise ConfigError(problems)

@@ -83,7 +83,7 @@ async def _made(link: Link, wanted: dict[str, Any]) -> None:
         if error.err_code != _NAME_IN_USE:
             raise
     else:
-        log.info("bucket_created", bucket=subjects.BUCKET_CONTENT, bytes=wanted["max_bytes"])
+        log.info("bucket created", bucket=subjects.BUCKET_CONTENT, bytes=wanted["max_bytes"])
 
 
 class Contents:

@@ -11,6 +11,13 @@ import re
 _USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
 
 
+ASK_FOR = (
+    "the daemon must connect (nats.creds, nats.url) as a user with its own permissions; "
+    "deploy/nats/credentials.py --show lists them"
+)
+"""What to do about a permission that is missing."""
+
+
 def without_credentials(text: str) -> str:
     """The text with ``user:password@`` taken out of every URL in it."""
     return _USERINFO.sub("", text)

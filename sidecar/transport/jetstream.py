@@ -83,7 +83,7 @@ class Link:
                 except Unavailable as trouble:
                     self.reason = trouble.reason
                     if self.generation == failures == 0:
-                        log.warning("nats_not_reached_yet", reason=trouble.reason[:300])
+                        log.warning("nats not reached yet", reason=trouble.reason[:300])
                     if self.generation > 0 or time.monotonic() - began >= self._settings.start_timeout:
                         self._report(False, trouble.reason)
                     failures += 1
@@ -141,11 +141,11 @@ class Link:
             return
         self._told = (connected, reason)
         if connected:
-            log.info("nats_connected", generation=self.generation)
+            log.info("nats connected", generation=self.generation)
         elif reason == _STOPPED:
-            log.info("nats_closed", generation=self.generation)
+            log.info("nats closed", generation=self.generation)
         else:
-            log.warning("nats_disconnected", reason=reason[:300], generation=self.generation)
+            log.warning("nats disconnected", reason=reason[:300], generation=self.generation)
         self._on_state(connected, reason)
 
     async def _pause(self, failures: int) -> None:

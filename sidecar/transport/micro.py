@@ -157,7 +157,7 @@ class _Service:
             await self._send(reply, _failure(_TOO_LARGE, "too_large", text))
         except Unavailable as error:
             # The asker's request ran out with its connection or ours; it asks again.
-            log.debug("answer_not_sent", reason=error.reason)
+            log.debug("answer not sent", reason=error.reason)
 
     async def _send(self, reply: str, answer: AskAnswer) -> None:
         headers: dict[str, str] | None = None

@@ -175,10 +175,10 @@ class LaneClaim:
                 await anyio.sleep(max(0.01, min(self._lease / 3, since + self._lease - now)))
                 continue
             except (Unavailable, StreamFull) as error:
-                log.debug("lane_claim_retry", lane=self.lane, reason=str(error))
+                log.debug("lane claim retry", lane=self.lane, reason=str(error))
                 watched = None
             except Conflict:
-                log.debug("lane_claim_retry", lane=self.lane, reason="another was faster")
+                log.debug("lane claim retry", lane=self.lane, reason="another was faster")
             failures += 1
             await anyio.sleep(pause_seconds(failures))
 
@@ -243,9 +243,9 @@ class LaneClaim:
             except StreamFull as error:
                 # Newer servers replace our record whatever the stream's limits are, older ones may refuse.
                 if failures == 0:
-                    log.warning("lane_renewal_refused", lane=self.lane, reason=error.reason)
+                    log.warning("lane renewal refused", lane=self.lane, reason=error.reason)
             except Unavailable as error:
-                log.debug("lane_renewal_retry", lane=self.lane, reason=error.reason)
+                log.debug("lane renewal retry", lane=self.lane, reason=error.reason)
             failures += 1
             await anyio.sleep(min(pause_seconds(failures), self._lease / 10))
 
@@ -265,7 +265,7 @@ class LaneClaim:
         except StreamFull as error:
             self._block_out(error)
         except Unavailable as error:
-            log.debug("lane_renewal_retry", lane=self.lane, reason=str(error))
+            log.debug("lane renewal retry", lane=self.lane, reason=str(error))
 
     async def _release(self, fence: StreamFence) -> None:
         failures = 0
@@ -282,7 +282,7 @@ class LaneClaim:
                 except StreamFull:
                     fence.seq = None
                 except Unavailable as error:
-                    log.debug("lane_release_retry", lane=self.lane, reason=str(error))
+                    log.debug("lane release retry", lane=self.lane, reason=str(error))
                 failures += 1
                 if fence.seq is not None:
                     await anyio.sleep(pause_seconds(failures))
@@ -330,10 +330,10 @@ class LaneClaim:
 
     def _lose(self, found: _Record) -> Fenced:
         self._owned = False
-        log.warning("lane_lost", lane=self.lane, epoch=self.epoch, by_epoch=found.epoch)
+        log.warning("lane lost", lane=self.lane, epoch=self.epoch, by_epoch=found.epoch)
         return Fenced(self.lane, f"epoch {found.epoch}, ours was {self.epoch}")
 
     def _block_out(self, error: StreamFull) -> None:
         if not self.out_blocked:
-            log.warning("lane_output_blocked", lane=self.lane, reason=error.reason)
+            log.warning("lane output blocked", lane=self.lane, reason=error.reason)
         self.out_blocked = True

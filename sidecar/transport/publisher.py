@@ -84,7 +84,7 @@ class LanePublisher:
                 if time.monotonic() - reminded >= _REMIND_SECONDS:
                     reminded = time.monotonic()
                     log.warning(
-                        "publish_waits", lane=self._lane, stream=fence.stream, reason=error.reason[:300]
+                        "publish waits", lane=self._lane, stream=fence.stream, reason=error.reason[:300]
                     )
             failures += 1
             await anyio.sleep(pause_seconds(failures, longest=_CONTENDED_LONGEST if contended else 2.0))

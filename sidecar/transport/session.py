@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -29,6 +30,7 @@ from sidecar.transport import tls
 from sidecar.transport.arrivals import Arrival, Arrivals, Sink, readable
 from sidecar.transport.credentials import CredentialsFile
 from sidecar.transport.errors import (
+    ASK_FOR,
     ApiError,
     Denied,
     NoResponders,
@@ -157,7 +159,7 @@ class Session:
         session = cls(settings)
         try:
             await session._connect(server)
-            await session._verify()
+            await session._verify(server)
         except BaseException:
             await session.close()
             raise
@@ -200,7 +202,7 @@ class Session:
         if scope.cancelled_caught:
             raise Unavailable(f"no answer from {host} within {self._settings.connect_timeout:g} s")
 
-    async def _verify(self) -> None:
+    async def _verify(self, server: str) -> None:
         version = str(self._client.connected_server_version).removeprefix("<nats server v").removesuffix(">")
         found = re.match(r"(\d+)\.(\d+)", version)
         if found is None or (int(found[1]), int(found[2])) < MIN_SERVER:
@@ -215,7 +217,8 @@ class Session:
                     raise Refused("JetStream is off on this server") from error
                 await anyio.sleep(0.3)
             except Denied as error:
-                raise Refused(error.reason) from error
+                who = _user(self._settings, server)
+                raise Refused(f"{without_credentials(server)}: {who}: {error.reason}: {ASK_FOR}") from error
             except ApiError as error:
                 if error.err_code in _NO_JETSTREAM:
                     raise Refused(f"JetStream is off for this account: {error.description}") from error
@@ -279,7 +282,7 @@ class Session:
         if len(self._logged) >= 100:
             self._logged.clear()
         self._logged[text] = now
-        log.warning("nats_error", error=text[:300])
+        log.warning("nats error", error=text[:300])
 
     def _deny(self, what: str, subject: str) -> None:
         if what == "subscription":
@@ -316,8 +319,13 @@ class Session:
 
     def _fail_waiting(self, error: TransportError, subject: str | None) -> None:
         for wanted, future in self._waiting.values():
-            if not future.done() and (subject is None or wanted.lower() == subject):
+            if future.done():
+                continue
+            if subject is None:
                 future.set_result(error)
+            elif wanted.lower() == subject:
+                # As it is written: the client tells us errors in small letters.
+                future.set_result(Denied(str(error).replace(subject, wanted)))
 
     # -- primitives --------------------------------------------------------------------------------
 
@@ -435,6 +443,14 @@ class Session:
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"cannot subscribe: {error}") from error
         return Subscription(inner, self._client.arrivals.sinks)
+
+
+def _user(settings: LinkSettings, server: str) -> str:
+    """Whom the broker takes us for, as far as it may be said: a name without a password may be a token."""
+    if settings.creds is not None:
+        return f"user of {settings.creds}"
+    given = urlsplit(server)
+    return f"user {given.username}" if given.username and given.password else "user as nats.url tells it"
 
 
 def _connect_failure(host: str, error: BaseException) -> TransportError:

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from protocol import subjects
-from sidecar.transport.errors import ApiError, Denied, Refused
+from sidecar.transport.errors import ASK_FOR, ApiError, Denied, Refused
 from sidecar.transport.jetstream import Link
 from sidecar.transport.retry import until_available
 
@@ -91,7 +91,7 @@ async def ensure_streams(
         try:
             info = await until_available(one, patience=patience)
         except Denied as error:
-            raise Refused(f"stream {name}: {error.reason}") from error
+            raise Refused(f"stream {name}: {error.reason}: {ASK_FOR}") from error
         _check(name, wanted, info["config"])
         facts[name] = facts_of(info)
     return facts
@@ -113,7 +113,7 @@ async def _ensure(link: Link, name: str, wanted: Mapping[str, Any]) -> dict[str,
         if error.code == 503:
             raise
         raise Refused(f"stream {name} cannot be created: {error.description}") from error
-    log.info("stream_created", stream=name)
+    log.info("stream created", stream=name)
     return created
 
 
@@ -145,7 +145,7 @@ def _check(name: str, wanted: Mapping[str, Any], config: Mapping[str, Any]) -> N
         raise Refused(f"stream {name}: {setting} is {config.get(setting)!r}: {reason}")
 
     def warn(setting: str, reason: str) -> None:
-        log.warning("stream_setting", stream=name, setting=setting, value=config.get(setting), reason=reason)
+        log.warning("stream setting", stream=name, setting=setting, value=config.get(setting), reason=reason)
 
     have = config.get("subjects") or []
     for subject in wanted["subjects"]:

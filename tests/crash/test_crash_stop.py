@@ -91,7 +91,7 @@ async def test_without_its_broker_it_ends_and_what_was_not_sent_goes_out_later(
                 with anyio.fail_after(120):
                     await half.wait()
                 server.kill9()
-                await eventually(lambda: bool(daemon.said("nats_disconnected")), "the loss of the broker")
+                await eventually(lambda: bool(daemon.said("nats disconnected")), "the loss of the broker")
                 assert await daemon.stopped(GRACE) == 0, daemon.log
                 server.start()
                 daemon.start()
@@ -116,7 +116,7 @@ async def test_before_it_ever_met_its_broker_it_ends_with_zero(tmp_path: Path) -
 
 async def test_at_the_first_sign_of_life_it_ends_with_zero(tmp_path: Path) -> None:
     with NatsServer() as server, DaemonProcess(server.url, tmp_path / "daemon") as daemon:
-        for sign in ("admin_listening", "nats_connected", "lane owned"):
+        for sign in ("admin listening", "nats connected", "lane owned"):
             daemon.start()
             await eventually(lambda sign=sign: bool(daemon.said(sign)), sign)  # type: ignore[misc]
             assert await daemon.stopped(GRACE) == 0, f"after {sign}\n{daemon.log}"
@@ -154,7 +154,7 @@ async def test_two_sigterms_while_a_drain_waits_for_the_broker_end_it_at_once(
         async with at_sea(server, tmp_path / "daemon", {"DRAIN__SECONDS": "600"}) as (daemon, link):
             await sail(link, voyage_events(60))
             server.kill9()
-            await eventually(lambda: bool(daemon.said("nats_disconnected")), "the loss of the broker")
+            await eventually(lambda: bool(daemon.said("nats disconnected")), "the loss of the broker")
             daemon.terminate()
             await eventually(lambda: bool(daemon.said("draining")), "the drain")
             daemon.terminate()

@@ -106,7 +106,7 @@ async def test_an_owner_that_slept_past_its_lease_says_nothing_more(calm: Left, 
                 await answers.ask(20)
                 await replay.feed(messages[150:200])
                 first.resume()
-                await eventually(lambda: bool(first.said("lane_lost")), "the loss of the lane")
+                await eventually(lambda: bool(first.said("lane lost")), "the loss of the lane")
                 await eventually(lambda: answers.told.total() >= 20, "the answers")
                 await replay.feed(messages[200:])
                 await replay.finish()

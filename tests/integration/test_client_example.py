@@ -1,4 +1,4 @@
-"""The README's agent on the client, and the example beside it, as they stand, each run twice."""
+"""The README's agent, which is a file beside the examples, and the whole loop: as they stand, each run twice."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ import pytest
 
 from support.daemon import DaemonProcess
 from support.nats_server import NatsServer
-from support.pages import ROOT
+from support.pages import ROOT, runbook_permissions
 
 pytestmark = pytest.mark.anyio
 
-README = (ROOT / "README.md").read_text()
-
-
-def block(mark: str) -> str:
-    found = re.search(rf"<!-- {mark} -->\n```\w+\n(.*?)```\n<!-- {mark} end -->", README, re.DOTALL)
-    assert found is not None
-    return found[1]
+EXAMPLES = ROOT / "deploy" / "examples"
 
 
 def run(*arguments: str) -> str:
@@ -35,13 +29,12 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-async def test_the_agent_of_the_readme_does_its_work_once_under_the_permissions_of_the_readme(
+async def test_the_agent_of_the_readme_does_its_work_once_under_the_permissions_of_the_runbook(
     tmp_path: Path,
 ) -> None:
-    script = tmp_path / "agent.py"
-    script.write_text(block("client example"))
-    assert len(script.read_text().splitlines()) <= 25
-    with NatsServer(config=block("permissions")) as server:
+    script = EXAMPLES / "first.py"
+    assert len(script.read_text().splitlines()) <= 30
+    with NatsServer(config=runbook_permissions()) as server:
         keeper, agent = server.url_for("keeper", "change-me-1"), server.url_for("agent", "change-me-2")
         with DaemonProcess(keeper, tmp_path / "daemon").start() as daemon:
             await daemon.ready()
@@ -52,10 +45,13 @@ async def test_the_agent_of_the_readme_does_its_work_once_under_the_permissions_
             second = await anyio.to_thread.run_sync(run, str(script), agent)
             assert second.startswith("not allowed: already_succeeded\nVERDICT continue")
             assert daemon.defects() == []
+            assert await daemon.metric("invariant_violations_total") == 0
+        # Nothing is tried that the permissions do not hold, by neither side.
+        assert "Permissions Violation" not in server.log
 
 
 async def test_the_example_keeps_its_word_over_compaction_and_restart(tmp_path: Path) -> None:
-    example = str(ROOT / "deploy" / "examples" / "agent.py")
+    example = str(EXAMPLES / "agent.py")
     with NatsServer() as server, DaemonProcess(server.url, tmp_path / "daemon").start() as daemon:
         await daemon.ready()
         first = await anyio.to_thread.run_sync(run, example, server.url)

@@ -197,7 +197,7 @@ async def test_an_agent_speaks_for_itself_in_its_lane_and_for_nobody_else(
                     f"a refusal of {forbidden}",
                 )
         assert await daemon.stopped() == 0
-        assert daemon.said("nats_error") == []
+        assert daemon.said("nats error") == []
 
 
 async def test_an_agent_cannot_have_others_write_for_it(
@@ -514,7 +514,7 @@ async def test_certificates_that_are_rotated_are_used_at_the_next_connection(
         server.write_config(secured(other, tmp_path, keys))
         server.restart()
         await eventually(
-            lambda: len(daemon.said("nats_connected")) > 1, "a connection under the new authority"
+            lambda: len(daemon.said("nats connected")) > 1, "a connection under the new authority"
         )
         await daemon.owning()
         assert await daemon.stopped() == 0

@@ -59,13 +59,13 @@ async def all_is_well(daemon: DaemonProcess) -> None:
 async def test_a_broker_that_is_back_soon_is_not_noticed_by_the_probes(tmp_path: Path) -> None:
     async with ready(tmp_path) as (server, daemon):
         server.kill9()
-        await eventually(lambda: bool(daemon.said("nats_disconnected")), "the loss of the broker")
+        await eventually(lambda: bool(daemon.said("nats disconnected")), "the loss of the broker")
         code, answer = await status(daemon, "/readyz")
         assert (code, answer["reasons"]) == (200, {})
         assert "nats" in answer["tolerated"]
         assert (await status(daemon, "/healthz"))[0] == 200
         server.start()
-        await eventually(lambda: len(daemon.said("nats_connected")) > 1, "the broker's return")
+        await eventually(lambda: len(daemon.said("nats connected")) > 1, "the broker's return")
         await all_is_well(daemon)
 
 
@@ -190,7 +190,7 @@ async def an_event_loop_that_hangs(tmp_path: Path) -> None:
         try:
             daemon.start()
             lines = Lines(reader)
-            address = (await lines.first("admin_listening"))["address"]
+            address = (await lines.first("admin listening"))["address"]
             await lines.first("lane owned")
             probe = Probe(address)
             await eventually(probe.ready, "readiness")
@@ -350,7 +350,7 @@ async def test_a_successor_is_alive_and_not_started_until_it_has_rebuilt(tmp_pat
                 await link.publish(f"wk.v1.in.default.main.r{number % 50}.event", event(number))
             await link.api("INFO")
         daemon.start()
-        await eventually(lambda: bool(daemon.said("nats_connected")), "the connection")
+        await eventually(lambda: bool(daemon.said("nats connected")), "the connection")
         while not daemon.said("lane owned"):
             code, answer = await status(daemon, "/startupz")
             # To watch beside nobody is not to be ready.

@@ -1,8 +1,9 @@
-"""The README's agent and its permissions, as they stand there, against a real broker and daemon."""
+"""The agent without a client, the permissions of the runbook, and the end of a run whose agent is gone: as they
+stand there, against a real broker and daemon.
+"""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,40 +16,40 @@ from nats.js.errors import NoStreamResponseError
 
 from support.daemon import DaemonProcess
 from support.nats_server import NatsServer
-from support.pages import ROOT
+from support.pages import ROOT, runbook_permissions
 
 pytestmark = pytest.mark.anyio
 
-README = ROOT / "README.md"
+EXAMPLES = ROOT / "deploy" / "examples"
 USERS = {"keeper": "change-me-1", "agent": "change-me-2", "authority": "change-me-3"}
 
 
-def block(mark: str) -> str:
-    found = re.search(
-        rf"<!-- {mark} -->\n```\w+\n(.*?)```\n<!-- {mark} end -->", README.read_text(), re.DOTALL
+async def run(script: str, *arguments: str) -> str:
+    done = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(
+            [sys.executable, str(EXAMPLES / script), *arguments], capture_output=True, text=True, timeout=60
+        )
     )
-    assert found is not None
-    return found[1]
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-async def test_the_agent_of_the_readme_works_under_the_permissions_of_the_readme(tmp_path: Path) -> None:
-    script = tmp_path / "agent.py"
-    script.write_text(block("agent example"))
-    with NatsServer(config=block("permissions")) as server:
+async def test_the_agent_without_a_client_works_under_the_permissions_of_the_runbook(tmp_path: Path) -> None:
+    with NatsServer(config=runbook_permissions()) as server:
         urls = {user: server.url_for(user, password) for user, password in USERS.items()}
         daemon = DaemonProcess(urls["keeper"], tmp_path / "daemon").start()
         try:
             await daemon.ready()
-            done = await anyio.to_thread.run_sync(
-                lambda: subprocess.run(
-                    [sys.executable, str(script), urls["agent"]], capture_output=True, text=True, timeout=60
-                )
-            )
-            assert done.returncode == 0, done.stderr + daemon.log
-            lines = done.stdout.splitlines()
-            assert lines[0] == "may I? ok"
-            assert 'OPERATION "op-tag" state=succeeded may=none' in done.stdout
-            assert lines[-1] == "again? already_succeeded"
+            said = await run("wire.py", urls["agent"])
+            assert said.startswith("may I? ok\n")
+            assert 'OPERATION "op-tag" state=succeeded may=none' in said
+            assert said.endswith("again? already_succeeded\n")
+            again = await run("wire.py", urls["agent"])
+            assert again.startswith("may I? already_succeeded\n")
+            assert await daemon.metric("invariant_violations_total") == 0
+            assert await run("finish.py", urls["authority"], "first-watch") == "finished: first-watch\n"
+            assert (await run("wire.py", urls["agent"])).startswith("may I? run_finished\nVERDICT pause")
+            assert "Permissions Violation" not in server.log
             await an_agent_is_no_authority(urls["agent"])
             await an_authority_is_heard(urls["authority"])
         finally:

@@ -375,7 +375,8 @@ def test_without_its_library_a_kind_is_refused_by_the_name_of_its_extra(
     )
     with pytest.raises(ConfigError) as caught:
         check_summarizers(config)
-    assert f"watchkeeper-sidecar[{kind}]" in str(caught.value)
+    assert f"install the extra {kind}: " in str(caught.value)
+    assert f"[{kind}]" in str(caught.value)
     assert KEY not in str(caught.value)
 
 

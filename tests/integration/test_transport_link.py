@@ -57,7 +57,8 @@ async def test_no_permission_for_jetstream_is_refused() -> None:
     limited = '{ publish: "wk.>", subscribe: ">" }'
     with NatsServer(config=USERS % limited) as server:
         refusal = await start_refused(server.url_for("keeper", "right"))
-        assert "no permission to publish to $js.api.info" in refusal.reason
+        assert "no permission to publish to $JS.API.INFO: the daemon must connect" in refusal.reason
+        assert "credentials.py --show" in refusal.reason
 
 
 async def test_no_permission_for_inbox_is_refused() -> None:

@@ -162,17 +162,20 @@ async def test_the_command_forgets_a_finished_run_and_the_daemon_tells_the_broke
         await live(box, "child", parent_run="parent", outcome=None)
         data_dir = box.data_dir
         busy = await command("forget", "done", "--data-dir", data_dir)
-        assert (busy.returncode, busy.stdout) == (1, "")
+        assert (busy.returncode, busy.stdout) == (2, "")
         assert "in use by process" in busy.stderr
+        assert "stop that process first" in busy.stderr
     for run, said in (
         ("open", "not finished: open"),
         ("parent", "not finished: child"),
         ("nobody", "not in"),
     ):
         refused = await command("forget", run, "--data-dir", data_dir)
-        assert (refused.returncode, refused.stdout) == (1, "")
+        assert (refused.returncode, refused.stdout) == (2, "")
         assert said in refused.stderr
-    assert (await command("forget", "done", "--data-dir", tmp_path / "nowhere")).returncode == 1
+        how = "publishes it to wk.v1.in.acme.main.child.authority while the daemon runs"
+        assert (how in refused.stderr) == (run == "parent")
+    assert (await command("forget", "done", "--data-dir", tmp_path / "nowhere")).returncode == 2
     assert not (tmp_path / "nowhere").exists()
     gone = await command("forget", "done", "--data-dir", data_dir)
     assert gone.returncode == 0, gone.stderr
@@ -221,7 +224,7 @@ async def test_verify_names_the_first_link_that_does_not_hold(server: NatsServer
     assert json.loads(both.stdout)["broken"] == 1
     for wrong in ((), ("touched", "--all"), ("nobody",)):
         assert (await command("audit", "verify", *wrong, "--data-dir", data_dir)).returncode == 2
-    assert (await command("audit", "verify", "--all", "--data-dir", tmp_path / "nowhere")).returncode == 1
+    assert (await command("audit", "verify", "--all", "--data-dir", tmp_path / "nowhere")).returncode == 2
 
 
 async def test_redacted_messages_verify_too(server: NatsServer, tmp_path: Path) -> None:
@@ -251,17 +254,18 @@ async def test_a_backup_taken_beside_the_daemon_answers_as_the_daemon_did(
         assert taken.returncode == 0, taken.stderr
         assert copy.stat().st_mode & 0o077 == 0
         again = await command("backup", copy, "--data-dir", box.data_dir)
-        assert (again.returncode, again.stdout) == (1, "")
+        assert (again.returncode, again.stdout) == (2, "")
         assert "exists and is not overwritten" in again.stderr
         # What comes after the backup is read from the stream again.
         await box.tell("kept", event("decision.made", decision_id="d2", summary="belay that"))
         packets = {run: answer_of(await box.packet(run)) for run in ("kept", "done")}
         statuses = {run: (await box.status(run))["ledger_version"] for run in ("kept", "done")}
         refused = await command("restore", copy, "--data-dir", box.data_dir)
-        assert refused.returncode == 1
+        assert refused.returncode == 2
+        assert "stop that process first" in refused.stderr
         data_dir = box.data_dir
     refused = await command("restore", copy, "--data-dir", data_dir)
-    assert (refused.returncode, "not overwritten" in refused.stderr) == (1, True)
+    assert (refused.returncode, "not overwritten" in refused.stderr) == (2, True)
     other = tmp_path / "restored"
     restored = await command("restore", copy, "--data-dir", other / "data")
     assert restored.returncode == 0, restored.stderr
@@ -275,6 +279,13 @@ async def test_a_backup_taken_beside_the_daemon_answers_as_the_daemon_did(
     broken.write_bytes(copy.read_bytes()[:-4096] + bytes(4096))
     for file in (broken, tmp_path / "none.db", Path(__file__)):
         refused = await command("restore", file, "--data-dir", tmp_path / "fresh")
-        assert (refused.returncode, refused.stdout) == (1, "")
-        assert "Traceback" not in refused.stderr
+        assert (refused.returncode, refused.stdout) == (2, "")
+        # It is the file that is wrong, not the data directory.
+        assert refused.stderr.startswith(f"watchkeeper: {file}: ")
+        assert refused.stderr.endswith("(give a file that backup wrote; nothing was changed)\n")
+    nowhere = tmp_path / "no" / "copy.db"
+    refused = await command("backup", nowhere, "--data-dir", data_dir)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"{nowhere}" in refused.stderr
+    assert "name a file in a folder that exists" in refused.stderr
     assert not (tmp_path / "fresh" / "watchkeeper.db").exists()

@@ -173,7 +173,7 @@ class DaemonProcess:
     @property
     def admin(self) -> str | None:
         """Address of the admin port of the present start, once it has one."""
-        told = self.said("admin_listening")
+        told = self.said("admin listening")
         return str(told[-1]["address"]) if told else None
 
     async def get(self, path: str) -> httpx.Response | None:

@@ -72,7 +72,8 @@ def _draw(axes: Any, panel: dashboards.Panel, watch: Watch) -> None:
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(fontsize=6, loc="upper left", frameon=False, labelspacing=0.2)
+    # Beside the curves, never over them.
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, labelspacing=0.2)
 
 
 def draw(dashboard: dashboards.Dashboard, watch: Watch, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tables of README.md and deploy/reference.md that are printed from the code.
+"""The tables of README.md, deploy/README.md and deploy/reference.md that are printed from the code.
 
 A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. A test compares; to write them
 anew, and with them the list of public names, the alerts' cases and the dashboards: ``make pages``.
@@ -6,20 +6,25 @@ anew, and with them the list of public names, the alerts' cases and the dashboar
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, get_args
 
+from protocol import subjects as wire
 from protocol.asks import AuthorizeCode
 from sidecar.config import PREFIX as VARIABLE_PREFIX
 from sidecar.config_shape import KEYS, TABLES, Config
 from sidecar.config_values import allowed
 from sidecar.core import transitions
 from sidecar.core.validation import CHECKS, Check
+from sidecar.core.window import HYSTERESIS, LEVELS, BudgetSettings
 from sidecar.metric_labels import RESUME_CODES, RUN_CODES, SEVERITIES
 from sidecar.metric_surface import PREFIX, SURFACE
+from sidecar.transport.topology import _desired, ensure_streams
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PAGES: Final = (ROOT / "README.md", ROOT / "deploy" / "reference.md", ROOT / "deploy" / "README.md")
@@ -88,6 +93,22 @@ AUTHORIZE_MEANINGS: Final = {
     "payload_mismatch": "what was approved is not what would be done",
     "postponed": "nonessential, and the protected part is too large for the window now",
     "ok": "do it now, once; the approval is used up by this answer",
+}
+LEVEL_MEANINGS: Final = {
+    "ok": "nothing",
+    "checkpoint": "a packet goes out, so that the agent has a fresh one",
+    "compact": "old tool results are trimmed, or a summary is asked for, at the next stable boundary",
+    "critical": "the same, without waiting for open calls and pending operations",
+    "overflow": "the same; the next model request may not fit",
+}
+STREAM_MEANINGS: Final = {
+    wire.STREAM_IN: ("what agents, authorities and the daemon said: the truth", "agents' events are refused"),
+    wire.STREAM_OUT: ("packets, receipts, notices", "the oldest go"),
+    wire.STREAM_REJECTED: ("answers to messages that were refused", "the oldest go"),
+    wire.STREAM_STATE: (
+        "who owns each lane, and the last state of each run",
+        "output waits in the outbox; leases may not be renewed, so lanes are lost",
+    ),
 }
 
 
@@ -181,6 +202,76 @@ def states() -> str:
     return transitions.render()
 
 
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def levels() -> str:
+    """From which share of the usable window each level holds, and what happens there."""
+    default = BudgetSettings()
+    shares = {
+        "checkpoint": (default.checkpoint_at, "`budget.checkpoint_at`"),
+        "compact": (default.compact_at, "`budget.compact_at`"),
+        "critical": (default.critical_at, "`budget.critical_at`"),
+        "overflow": (1.0, "fixed"),
+    }
+    rows = []
+    for level in LEVELS:
+        share, key = shares.get(level, (0.0, ""))
+        left = _share(share - HYSTERESIS) if key else "–"
+        rows.append((f"`{level}`", _share(share), left, key or "–", LEVEL_MEANINGS[level]))
+    return table(("level", "entered from", "left at or below", "key", "what happens"), rows)
+
+
+def streams() -> str:
+    """The streams as the daemon makes them."""
+    rows = []
+    age = inspect.signature(ensure_streams).parameters["max_age_seconds"].default
+    for name, wanted in _desired(1, age).items():
+        held, full = STREAM_MEANINGS[name]
+        days = wanted.get("max_age", 0) // (86_400 * 10**9)
+        kept = "the last of each subject" if wanted.get("max_msgs_per_subject") == 1 else "everything"
+        subjects_shown = ", ".join(f"`{subject}`" for subject in wanted["subjects"])
+        rows.append((f"`{name}`", subjects_shown, held, f"{days} days" if days else kept, full))
+    return table(("stream", "subjects", "holds", "keeps", "when it has a `max_bytes` and is full"), rows)
+
+
+def _code(language: str, text: str) -> str:
+    return f"```{language}\n{text.strip()}\n```\n"
+
+
+def example() -> str:
+    """The agent of the README: the file beside it."""
+    return _code("python", (ROOT / "deploy" / "examples" / "first.py").read_text())
+
+
+def permissions() -> str:
+    """Users of one account: the script's permissions, with an inbox for each, and JetStream in short."""
+    script = runpy.run_path(str(ROOT / "deploy" / "nats" / "credentials.py"))
+    own = script["keeper"]("default")
+    parties = {
+        "keeper": {
+            "publish": [*(name for name in own["publish"] if not name.startswith("$JS.")), "$JS.>"],
+            "subscribe": own["subscribe"],
+        },
+        "agent": script["agent"]("default", "main"),
+        "authority": script["authority"]("default"),
+    }
+    lines = ["authorization {", "  users = ["]
+    for number, (name, may) in enumerate(parties.items(), start=1):
+        heard = may["subscribe"] if "_INBOX.>" in may["subscribe"] else [*may["subscribe"], "_INBOX.>"]
+        lines.append(f"    {{ user: {name}, password: change-me-{number}, permissions: {{")
+        for verb, allowed_subjects in (("publish", may["publish"]), ("subscribe", heard)):
+            listed = ", ".join(f'"{subject}"' for subject in allowed_subjects)
+            end = "]" if verb == "publish" else "] } }"
+            first, rest = f"        {verb}: [", " " * (len(verb) + 11)
+            # Subjects hold dots and no spaces, so lines break between them alone.
+            lines += textwrap.wrap(
+                f"{listed}{end}", 110, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+            )
+    return _code("text", "\n".join([*lines, "  ]", "}"]))
+
+
 def subjects(patterns: Iterable[str]) -> str:
     """The subjects in a cell; where most are of JetStream's interface, these in words."""
     names = list(patterns)
@@ -212,6 +303,12 @@ def roles() -> str:
     )
 
 
+def runbook_permissions() -> str:
+    """What of the runbook a reader saves as the broker's configuration."""
+    shown = marked((ROOT / "deploy" / "README.md").read_text())["permissions"]
+    return shown.removeprefix("```text\n").removesuffix("```")
+
+
 TABLES_OF_PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration": configuration,
     "metrics": metrics,
@@ -220,6 +317,10 @@ TABLES_OF_PAGES: Final[dict[str, Callable[[], str]]] = {
     "resume": resume_checks,
     "authorize": authorize,
     "states": states,
+    "levels": levels,
+    "streams": streams,
+    "example": example,
+    "permissions": permissions,
     "roles": roles,
 }
 _MARKED = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)

@@ -375,6 +375,27 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
     return bool(wanted)
 
 
+def test_the_pod_that_restores_is_as_confined_as_the_daemon_and_holds_its_volume(
+    rendered: dict[str, list[Object]],
+) -> None:
+    (restoring,) = render(KUBERNETES / "overlays" / "restore")
+    kubernetes_validate.validate(restoring, OLDEST, strict=True)
+    (owner,) = (item for item in rendered["shared"] if item["kind"] == "StatefulSet")
+    assert restoring["metadata"]["namespace"] == owner["metadata"]["namespace"]
+    assert restoring["spec"]["securityContext"] == pod(owner)["securityContext"]
+    (container,) = restoring["spec"]["containers"]
+    beside = daemon(owner)
+    assert container["securityContext"] == beside["securityContext"]
+    assert container["image"] == beside["image"]
+    assert container["env"][0] in beside["env"]
+    (mount,) = container["volumeMounts"]
+    assert mount in beside["volumeMounts"]
+    (volume,) = restoring["spec"]["volumes"]
+    (template,) = owner["spec"]["volumeClaimTemplates"]
+    claim = f"{template['metadata']['name']}-{owner['metadata']['name']}-0"
+    assert volume["persistentVolumeClaim"]["claimName"] == claim
+
+
 def test_selectors_find_their_pods(rendered: dict[str, list[Object]]) -> None:
     for name, objects in rendered.items():
         pods = [w["spec"]["template"]["metadata"]["labels"] for _, w in workloads({name: objects})]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from sidecar.health import Health, loop_monitor
+from sidecar.health import NOT_YET, Health, loop_monitor
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,8 @@ def ready_health(clock: Clock) -> Health:
 
 async def test_nothing_is_ready_before_it_was_reported() -> None:
     health = Health(Clock())
-    assert health.ready().reasons == {"lane": "not yet", "nats": "not yet"}
+    assert health.ready().reasons == {"lane": NOT_YET["lane"], "nats": NOT_YET["nats"]}
+    assert all(len(reason.split()) > 3 for reason in NOT_YET.values())
     assert not health.started()
     assert health.alive().alive
 
@@ -44,7 +45,7 @@ async def test_what_is_announced_must_come_first() -> None:
     health.expect("lane a", "lane b")
     health.set("nats", True)
     health.set("lane a", True)
-    assert health.ready().reasons == {"lane b": "not yet"}
+    assert health.ready().reasons == {"lane b": NOT_YET["lane"]}
     health.set("lane b", True)
     health.expect("lane a")
     assert health.ready().ready

@@ -24,7 +24,7 @@ from storage import (
     set_aside,
 )
 from storage.data_dir import DataDir
-from storage.errors import translate
+from storage.errors import NotPermitted, translate
 from support.storage_rows import Messages, commit, opened
 
 pytestmark = pytest.mark.anyio
@@ -179,7 +179,8 @@ def test_room_is_what_is_free_on_the_disk_or_left_of_the_limit(tmp_path: Path) -
 
 def test_errors_of_the_system_are_translated(tmp_path: Path) -> None:
     assert type(translate(OSError(errno.ENOSPC, "no space"), tmp_path)) is StorageFull
-    assert type(translate(OSError(errno.EACCES, "denied"), tmp_path)) is StorageIo
+    assert type(translate(OSError(errno.EACCES, "denied"), tmp_path)) is NotPermitted
+    assert type(translate(OSError(errno.EIO, "broken"), tmp_path)) is StorageIo
     assert type(translate(sqlite3.ProgrammingError("odd value"), tmp_path)) is StorageConflict
 
 
