@@ -149,7 +149,9 @@ def print_verified(console: Console, found: Verified) -> None:
                 soft_wrap=True,
             )
     if over:
-        console.print(f"  to be done again, since they have ended: {escape(', '.join(over))}", soft_wrap=True)
+        console.print(
+            f"  doing again what is over (succeeded or failed): {escape(', '.join(over))}", soft_wrap=True
+        )
     for check in found.checks:
         if not check.passed:
             console.print(f"[red]failed[/red] {escape(check.name)}: got {escape(check.got)}", soft_wrap=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from sidecar.cli import CODES
 from tests.support.blackbox import blackbox, event
 from tests.support.nats_server import NatsServer
 
@@ -78,6 +81,7 @@ def test_wrong_usage_ends_with_two(arguments: list[str]) -> None:
     done = command(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+    assert "Value error" not in done.stderr
 
 
 def test_the_configuration_is_shown_with_its_sources(tmp_path: Path) -> None:
@@ -107,6 +111,7 @@ def test_every_mistake_of_a_configuration_is_named_at_once(tmp_path: Path) -> No
             assert wrong in done.stderr, (wrong, done.stderr)
         assert "allowed" in done.stderr
         assert "Traceback" not in done.stderr
+        assert all(line.startswith("watchkeeper: ") for line in done.stderr.splitlines()), done.stderr
     missing = command("check-config", "--config", str(tmp_path / "none.toml"))
     assert missing.returncode == 2
     assert "none.toml" in missing.stderr
@@ -185,6 +190,72 @@ def test_what_is_not_there_is_said_in_one_line(stored_run: tuple[Path, str], tmp
     assert not (tmp_path / "nothing").exists()
 
 
+# --- exit codes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", "nobody"),
+        ("audit", "verify", "nobody"),
+        ("forget", "nobody"),
+        ("forget", "inspect-me"),
+        ("restore", "{data}/lock"),
+        ("restore", "{data}/none"),
+        ("backup", "{data}/lock"),
+        ("backup", "{data}/none/copy.db"),
+    ],
+)
+def test_what_cannot_be_done_as_asked_ends_with_two(
+    stored_run: tuple[Path, str], arguments: tuple[str, ...]
+) -> None:
+    data = stored_run[0]
+    done = command(*(text.format(data=data) for text in arguments), "--data-dir", str(data))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("watchkeeper: ")
+
+
+@pytest.mark.parametrize(
+    "what", [("inspect", "r"), ("audit", "verify", "--all"), ("forget", "r"), ("backup", "x.db")]
+)
+def test_a_data_directory_without_a_database_ends_with_two(tmp_path: Path, what: tuple[str, ...]) -> None:
+    done = command(*what, "--data-dir", str(tmp_path / "nothing"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / 'nothing'}/watchkeeper.db: there is no such database" in done.stderr
+    assert "--data-dir" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_or_a_broker_that_is_taken_ends_with_two(tmp_path: Path) -> None:
+    def run(*more: str, listen: str = "127.0.0.1:0") -> subprocess.CompletedProcess[str]:
+        given = {"DATA_DIR": str(tmp_path / "data"), "ADMIN__LISTEN": listen, "LOGS__FORMAT": "json"}
+        return command("run", *more, env={f"WATCHKEEPER_{key}": value for key, value in given.items()})
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 2
+    assert "(admin.listen)" in done.stderr
+    (tmp_path / "data" / "nats").mkdir(parents=True)
+    with (tmp_path / "data" / "nats" / "nats-server.lock").open("w") as held:
+        held.write("4711\n")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = run("--embedded-nats")
+    assert done.returncode == 2
+    assert "of the daemon with process id 4711: stop that one first" in done.stderr
+
+
+def test_health_of_no_daemon_says_what_to_look_at() -> None:
+    done = command("health", "ready", env={"WATCHKEEPER_ADMIN__LISTEN": "127.0.0.1:1"})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("watchkeeper: no daemon answers on 127.0.0.1:1 (Connection refused): ")
+    assert "admin.listen" in done.stderr
+
+
+def test_the_help_tells_the_exit_codes() -> None:
+    assert " ".join(CODES.split()) in " ".join(command("--help").stdout.split())
+
+
 # --- replay and demo ----------------------------------------------------------------------------------------
 
 
@@ -243,6 +314,28 @@ def test_the_demo_ends_with_its_packet_and_a_count(tmp_path: Path) -> None:
         assert re.search(rf"^{heading} ", text, re.MULTILINE), heading
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+    sample = Path(__file__).resolve().parents[2] / "sidecar/samples/night_watch.jsonl"
+    told = sum(bool(line.strip()) for line in sample.read_text().splitlines())
+    assert re.search(
+        rf"^\d+ messages in the ledger: {told} of the files, \d+ added on the way;", done.stdout, re.M
+    )
+
+
+def test_why_nothing_was_compacted_is_told(tmp_path: Path) -> None:
+    at = '"at":"2026-01-01T00:00:00Z"'
+    usage = '"type":"usage.reported","context_tokens":8900,"input_tokens":8900,"output_tokens":1'
+    file = tmp_path / "short.jsonl"
+    file.write_text(
+        f'{{"v":1,"id":"a","type":"run.started",{at},"run":"r","goal":"g",'
+        '"model":{"name":"m","context_window":9000}}\n'
+        f'{{"v":1,"id":"b",{usage},{at},"run":"r"}}\n'
+    )
+    done = command("replay", str(file), "--format", "events", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0 compactions applied" in done.stdout
+    assert re.search(r"compactions put off: \w+ .*\(\w+, told 1 time\)", done.stdout)
+    found = json.loads(command("replay", str(file), "--format", "events", "--json", cwd=tmp_path).stdout)
+    assert sum(found["runs"][0]["deferrals"].values()) >= 1
 
 
 def test_it_tells_its_version() -> None:

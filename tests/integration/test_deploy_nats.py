@@ -60,6 +60,39 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{made}"], "exists and is not overwritten: name another folder"),
+        (["{made}/no/folder"], "{made}/no/folder: No such file or directory"),
+        (["{made}/new", "--lane", "a b"], "argument --lane: 'a b': letters, digits, - and _"),
+        (["{made}/new", "--lane", "../up"], "argument --lane: '../up': letters"),
+        (["{made}/new", "--tenant", "*"], "argument --tenant: '*': letters"),
+    ],
+)
+def test_the_script_refuses_in_one_line_and_writes_nothing(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    given = [text.format(made=tmp_path) for text in arguments]
+    ended = subprocess.run(
+        [sys.executable, str(NATS / "credentials.py"), *given], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert said.format(made=tmp_path) in ended.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_library_the_script_says_with_which_python_it_runs(tmp_path: Path) -> None:
+    # Isolated from what is installed: only the standard library is found.
+    bare = [sys.executable, "-I", "-S", str(NATS / "credentials.py")]
+    ended = subprocess.run([*bare, str(tmp_path / "keys")], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ".venv/bin/python in a clone" in ended.stderr.splitlines()[-1]
+    assert not (tmp_path / "keys").exists()
+    shown = subprocess.run([*bare, "--show"], capture_output=True, text=True, check=False)
+    assert set(json.loads(shown.stdout)) == {"keeper", "summarizer", "authority", "agent-main"}
+
+
 @pytest.fixture(scope="module")
 def ca() -> trustme.CA:
     return trustme.CA()

@@ -91,6 +91,7 @@ def test_what_is_wrong_fails_the_job(tmp_path: Path) -> None:
         ),
         (("evaluate", CASE, "--strategy", "model"), "needs summarizer.kind in the configuration"),
         (("evaluate", CASE, "--html", "no/such/x.html"), "--html no/such/x.html: cannot be written"),
+        (("evaluate", CASE, "--html", "empty"), "--html empty: cannot be written (is a folder)"),
         (("evaluate", "odd.txt"), "odd.txt:1: "),
         (("evaluate", "odd.toml"), "odd.toml: colour: unknown key; allowed: title, covers"),
         (("verify", "none.toml"), "none.toml: no such file"),
@@ -135,6 +136,8 @@ def test_messages_and_a_state_are_cases_too(tmp_path: Path, anyio_backend: str) 
         "verify", SAMPLE, "--expect", "op-deploy-read=approval_pending", "--json", cwd=tmp_path
     )
     assert messages.returncode == 0
+    told_as_text = command("verify", SAMPLE, cwd=tmp_path).stdout
+    assert re.search(r"^  doing again what is over \(succeeded or failed\): op-", told_as_text, re.MULTILINE)
     (tmp_path / "state.json").write_bytes(anyio.run(_state))
     state = command(
         "verify", "state.json", "--expect", "op-deploy-read=approval_pending", "--json", cwd=tmp_path

@@ -12,7 +12,7 @@ import asyncio
 import random
 import selectors
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,6 +64,11 @@ class _Inline:
         self._conn = raw
         self._turns = turns
 
+    def __await__(self) -> Generator[Any, None, _Inline]:
+        """It is connected from the beginning."""
+        yield from ()
+        return self
+
     async def _execute(self, work: Callable[[], Any]) -> Any:
         await _give_way(self._turns)
         try:
@@ -95,7 +100,7 @@ def one_thread(seed: int) -> Iterator[None]:
     """Until the end of the block every database opened, and every piece of work sent to a thread, runs so."""
     turns = random.Random(seed)
 
-    async def connect(name: str, **options: Any) -> Any:
+    def connect(name: str, **options: Any) -> _Inline:
         return _Inline(sqlite3.connect(name, **options), turns)
 
     async def inline(work: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.app import replaced_url
 from sidecar.config import Config, ConfigError, Problem, load_config, parse_listen, reload_rules
 
 DEFAULTS = {
@@ -535,3 +536,14 @@ def test_a_key_belongs_to_a_certificate(tmp_path: Path) -> None:
     assert (problem.key, problem.allowed) == ("nats.key", "unset while nats.cert is")
     both = {"WATCHKEEPER_NATS__KEY": str(file), "WATCHKEEPER_NATS__CERT": str(file)}
     assert load_config(None, both).nats.key == file
+
+
+def test_a_reload_of_nothing_names_nothing_beside_an_embedded_broker(tmp_path: Path) -> None:
+    file = tmp_path / "wk.toml"
+    file.write_text('[nats]\nurl = "nats://elsewhere:4222"\n')
+    config = replaced_url(load_config(file, {}), "nats://127.0.0.1:4711")
+    assert config.nats.url == "nats://127.0.0.1:4711"
+    found = reload_rules(config, {})
+    assert (found.ignored, found.config.nats.url) == ((), "nats://127.0.0.1:4711")
+    file.write_text('tenant = "b"\n')
+    assert reload_rules(config, {}).ignored == ("tenant",)

@@ -158,3 +158,24 @@ def test_no_host_of_the_web_is_named() -> None:
 def test_every_test_file_has_its_own_name() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names))
+
+
+LOGGED = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def logged(path: str) -> Iterator[str]:
+    """The names under which a module logs, where they stand in the call."""
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="log"), attr=level),
+                args=[ast.Constant(value=str(name)), *_],
+            ) if level in LOGGED:
+                yield name
+
+
+def test_a_log_entry_is_named_by_plain_words() -> None:
+    """One style, so that who reads or searches the log knows what to look for."""
+    named = [(path, name) for path in modules() for name in logged(path)]
+    assert len(named) > 40
+    assert [item for item in named if not re.fullmatch(r"[a-z][^_]*[^_.]", item[1])] == []
