@@ -15,6 +15,8 @@ Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 """A number of things, 0 to 2**53 - 1."""
 Ordinal = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 """A position or sequence, 1 to 2**53 - 1."""
+Number = Annotated[int, Meta(ge=1, le=MAX_INTEGER - 1)]
+"""A number of a session, 1 to 2**53 - 2: the one after it is kept, and must have a place in every JSON too."""
 
 Source = Literal["user", "policy", "operator", "agent"]
 PlanState = Literal["todo", "doing", "done", "dropped"]

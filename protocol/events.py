@@ -32,6 +32,7 @@ from protocol.content import (
     InputRef,
     Model,
     NextAction,
+    Number,
     Ordinal,
     PlanItem,
     ReasoningPart,
@@ -134,7 +135,7 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ty
     id: Id
     at: Instant
     session: Id | None = None
-    seq: Ordinal | None = None
+    seq: Number | None = None
     run: str | None = None
     traceparent: str | None = None
     must_understand: tuple[str, ...] = ()

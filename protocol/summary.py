@@ -76,10 +76,10 @@ class SummarizeRequest(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens one request to a summariser cost."""
+    """Tokens one request to a summariser cost; a number it does not tell counts as 0."""
 
-    input_tokens: Count
-    output_tokens: Count
+    input_tokens: Count = 0
+    output_tokens: Count = 0
 
 
 class SummarizeReply(Struct, frozen=True, kw_only=True):

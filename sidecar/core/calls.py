@@ -119,6 +119,9 @@ def _newest(entry: Entry, call_id: str, state: str) -> Call | None:
 def _remember(entry: Entry, operation_id: str | None) -> None:
     """Keep a result while it may reconcile an operation. A late one proves no order and is not kept."""
     ledger = entry.ledger
+    if entry.channel == "event":
+        seen = (entry.event.id, 0 if entry.late else entry.position)
+        entry.head.results = (*entry.head.results[1 - RESULTS_NAMED :], seen)
     if entry.late or not ledger.index.unsettled:
         return
     result = ToolResult(id=entry.free_key("result"), position=entry.position, operation_id=operation_id)

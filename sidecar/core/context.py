@@ -20,7 +20,7 @@ from msgspec import Struct
 from protocol.content import Content, DataPart, ImagePart, ReasoningPart, TextPart
 from protocol.events import ContextReplaced, Message, RunResumed, RunStarted, ToolCalled, ToolReturned
 from protocol.handoff import ClearedResult
-from sidecar.core.excerpt import clip
+from sidecar.core.excerpt import clip, cut_note
 from sidecar.core.exchanges import TailItem
 from sidecar.core.material import ref_of
 from sidecar.core.text import quoted
@@ -131,11 +131,17 @@ def system_turns(items: Iterable[TailItem]) -> list[Turn]:
             found.pop(event.supersedes, None)
         if event.role not in ("system", "developer"):
             continue
-        text = shown(event.content)
+        text = _told(event, ref_of(item))
         if text.strip() and (event.role, text) not in texts:
             texts.add((event.role, text))
             found[event.id] = Turn(role=event.role, text=text)
     return list(found.values())
+
+
+def _told(event: Message | ToolReturned, ref: str) -> str:
+    """What it says, with a note where the rest is kept apart."""
+    text = shown(event.content)
+    return text + cut_note(event, text, ref)
 
 
 def shown(content: Content) -> str:
@@ -191,7 +197,7 @@ class _Collector:
             self._session = event.session
         match event:
             case Message():
-                self._message(event)
+                self._message(item, event)
             case ToolCalled():
                 self._called(event)
             case ToolReturned():
@@ -201,11 +207,11 @@ class _Collector:
             case _:
                 pass
 
-    def _message(self, event: Message) -> None:
+    def _message(self, item: TailItem, event: Message) -> None:
         replaced = self._messages.get(event.supersedes or "")
         if replaced is not None:
             replaced.text = SUPERSEDED
-        turn = Turn(role=event.role, text=shown(event.content))
+        turn = Turn(role=event.role, text=_told(event, ref_of(item)))
         self._turns.append(turn)
         self._messages[event.id] = turn
         self._newest = turn if event.role == "assistant" else None
@@ -247,7 +253,7 @@ class _Collector:
     def _result(self, item: TailItem, event: ToolReturned) -> str:
         cleared = self._cleared.get(item.position)
         if cleared is None:
-            return shown(event.content)
+            return _told(event, ref_of(item))
         note = f"; note: {quoted(cleared.note)}" if cleared.note else ""
         return f"[result left out, status {cleared.status}; the whole by ask.fetch {ref_of(item)}{note}]"
 

@@ -12,12 +12,16 @@ from typing import Final
 
 from protocol.codec import canonical
 from protocol.content import Content, DataPart, ImagePart, ReasoningPart, TextPart
+from protocol.events import Message, ToolReturned
 
 NOTE_CHARS: Final = 160
 """Longest quoted line."""
 _LINE_CHARS = 2_000
 _LINES_LOOKED_AT = 4_000
 
+_NOTE_END = 250
+"""Characters at the end of a text within which a note stands that the text is cut; an id has up to 128."""
+_CUT_NOTE = re.compile(r" … \[cut: ([0-9,]{1,12}) bytes in all, the rest by fetch [^\s\]]+\]$")
 _HIDDEN = re.compile(
     "[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\ufff0-\uffff\ud800-\udfff\U000e0000-\U000e0fff]+"
@@ -74,6 +78,23 @@ def content_text(content: Content) -> str:
             case ReasoningPart():
                 pass
     return "\n".join(pieces)
+
+
+def cut_note(event: Message | ToolReturned, shown: str, ref: str) -> str:
+    """What follows ``shown``, a content's text or its beginning, where the event keeps more apart than that: how
+    much there is and where. Nothing where all of it is shown, or where its end names ``ref`` already."""
+    if event.blob is None or ref in shown[-_NOTE_END:]:
+        return ""
+    if event.blob.bytes <= len(shown.encode("utf-8", "surrogatepass")):
+        return ""
+    return f" … [cut: {event.blob.bytes:,} bytes in all, the rest by fetch {ref}]"
+
+
+def told_bytes(text: str) -> int:
+    """Bytes of UTF-8 of a text; of one that ends with ``cut_note``, of the whole it is the beginning of."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    noted = _CUT_NOTE.search(text[-_NOTE_END:])
+    return max(size, int(noted[1].replace(",", ""))) if noted is not None else size
 
 
 def error_line(text: str, limit: int = NOTE_CHARS) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from protocol.codec import encode
+from sidecar.core.excerpt import told_bytes
 from sidecar.core.shelf import Group, Piece, Shelf, Weight, weight_of
 from sidecar.core.text import item_lines, render_fields
 
@@ -178,7 +179,7 @@ def shorten(text: str, limit: int, ref: str | None) -> str:
     while cut and (text[cut] in _COMBINING or text[cut - 1] == "\u200d"):
         cut -= 1
     where = f"ref {ref}" if ref is not None else "whole by ask.search"
-    return f"{text[:cut]}… [{len(text.encode('utf-8', 'surrogatepass'))} bytes, {where}]"
+    return f"{text[:cut]}… [{told_bytes(text)} bytes, {where}]"
 
 
 def _with_optional(

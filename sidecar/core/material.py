@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from protocol.codec import canonical, encode
 from protocol.events import Event, Message, ToolCalled, ToolReturned, type_of
 from protocol.summary import Exchange
-from sidecar.core.excerpt import content_text
+from sidecar.core.excerpt import content_text, cut_note
 from sidecar.core.exchanges import TailItem
 from sidecar.core.tokens import bytes_tokens
 
@@ -129,11 +129,11 @@ def _exchange(item: TailItem) -> Exchange | None:
     match event:
         case Message():
             role = event.role
-            text = shorten(content_text(event.content), MESSAGE_CHARS, ref)
+            text = shorten(_told(event, ref), MESSAGE_CHARS, ref)
         case ToolCalled():
             text = f"call {event.call_id} {event.tool}\n{shorten(_short_arguments(event), RESULT_CHARS, ref)}"
         case ToolReturned():
-            text = f"{_result_head(event)}\n{shorten(content_text(event.content), RESULT_CHARS, ref)}"
+            text = f"{_result_head(event)}\n{shorten(_told(event, ref), RESULT_CHARS, ref)}"
         case _:
             return None
     return Exchange(
@@ -149,6 +149,11 @@ def _exchange(item: TailItem) -> Exchange | None:
 def ref_of(item: TailItem) -> str:
     """The ref that names the item's message: ids belong to the event channel."""
     return f"event:{item.event.id}" if item.channel == "event" else f"pos:{item.position}"
+
+
+def _told(event: Message | ToolReturned, ref: str) -> str:
+    text = content_text(event.content)
+    return text + cut_note(event, text, ref)
 
 
 def _arguments(event: ToolCalled) -> str:

@@ -258,9 +258,9 @@ def _is_observed(ledger: Ledger, known: Operation, evidence: str) -> bool:
         return False
     if ref.kind == "evidence":
         item = ledger.items["evidence"].get(ref.value)
-        if item is None or item.kind != "observed" or item.late:
+        if item is None or item.kind != "observed" or item.late or item.position <= known.dispatched_at:
             return False
-        return bool(item.position > known.dispatched_at)
+        return not _was_before(ledger, known, item.source)
     results = ledger.items["result"]
     if ref.kind == "event":
         result = results.get(ref.value)
@@ -270,6 +270,28 @@ def _is_observed(ledger: Ledger, known: Operation, evidence: str) -> bool:
             result.position == ref.position for result in results.values()
         )
     return False
+
+
+def _was_before(ledger: Ledger, known: Operation, source: str) -> bool:
+    """Whether the source is a message of this run that came, as far as the ledger knows, before the operation
+    went out. What the ledger does not know may be a page, a file, or a message it has no more use for."""
+    try:
+        ref = parse_ref(source)
+    except ValueError:
+        return False
+    if ref.run is not None and ref.run != ledger.head.run:
+        return False
+    if ref.kind == "pos":
+        return ref.position <= known.dispatched_at
+    if ref.kind != "event":
+        return False
+    positions = [position for name, position in ledger.head.results if name == ref.value]
+    for kind in ("result", "request", "user", "call"):
+        item = ledger.items[kind].get(ref.value)
+        if item is not None:
+            positions.append(item.position)
+    # An id is the newest message's that has it.
+    return bool(positions) and max(positions) <= known.dispatched_at
 
 
 def _put(entry: Entry, known: Operation, **fields: object) -> Operation:

@@ -124,10 +124,12 @@ class _Planner:
             missing_artifacts=missing,
         )
         floor = gain > 0 and gain >= GAIN_FLOOR * range_tokens
-        if floor and (self.requested or gain >= self.settings.min_gain * self.used):
+        worth = gain >= self.settings.min_gain * self.used
+        # Of one who asks: a range that an open gap keeps short is not what was asked for.
+        if floor and (worth or (self.requested and not self._gap_open())):
             return compact
         if self.requested:
-            return self._defer("little_new")
+            return self._defer("open_gap" if self._gap_open() else "little_new")
         if floor and self.critical and gain >= _CRITICAL_LEAST * self.used:
             return compact
         if self.used - gain < self.target:

@@ -100,13 +100,23 @@ def estimate(event: Event) -> Estimate:
     """Tokens of one event by kind; linear in its size, nothing else. Zero for what a prompt never holds."""
     match event:
         case Message():
-            return _content(event.content, "prose")
+            return _apart(_content(event.content, "prose"), event, "prose")
         case ToolReturned():
-            return _content(event.content, "data")
+            return _apart(_content(event.content, "data"), event, "data")
         case ToolCalled():
             return Estimate(data=text_tokens(event.tool) + bytes_tokens(len(bytes(event.arguments))))
         case _:
             return NOTHING
+
+
+def _apart(given: Estimate, event: Message | ToolReturned, plain: Kind) -> Estimate:
+    """With what is kept apart, since the prompt had all of it unless the event says that it was cut."""
+    if event.blob is None or (isinstance(event, ToolReturned) and event.truncated):
+        return given
+    rest = bytes_tokens(event.blob.bytes) - given.of(plain)
+    if rest <= 0:
+        return given
+    return given + (Estimate(prose=rest) if plain == "prose" else Estimate(data=rest))
 
 
 def _content(content: Content, plain: Kind) -> Estimate:

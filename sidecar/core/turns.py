@@ -11,13 +11,13 @@ from typing import Final
 from protocol.events import BoundaryMarked, Message
 from sidecar.core import calls
 from sidecar.core.entry import Entry
-from sidecar.core.excerpt import content_text
+from sidecar.core.excerpt import content_text, cut_note
 from sidecar.core.state import Corrected, Request, UserMessage
 
 KEPT_BYTES: Final = 32 * 1024
 """Text of the kept user messages together, in bytes of UTF-8."""
 KEPT_CHARS: Final = 4_000
-"""Of one kept user message."""
+"""Of one kept user message; a note that it is cut comes after them."""
 _COST_OF_ONE: Final = 64
 """Bytes a kept message counts beyond its text, so that short ones are bounded in number."""
 
@@ -73,9 +73,12 @@ def _user(entry: Entry, event: Message) -> None:
             first = first or corrected.rank == FIRST
             ledger.drop("user", event.supersedes)
     text = content_text(event.content)
-    ledger.put("request", Request(id=entry.free_key("request"), text=text, position=entry.position))
+    whole = text + cut_note(event, text, entry.ref)
+    ledger.put("request", Request(id=entry.free_key("request"), text=whole, position=entry.position))
     rank = FIRST if first else MARKED if _is_marked(text[:KEPT_CHARS]) else OTHER
-    kept = UserMessage(id=entry.free_key("user"), text=text[:KEPT_CHARS], position=entry.position, rank=rank)
+    near = text[:KEPT_CHARS]
+    near += cut_note(event, near, entry.ref)
+    kept = UserMessage(id=entry.free_key("user"), text=near, position=entry.position, rank=rank)
     ledger.put("user", kept)
     _bound(entry, kept.id)
 
