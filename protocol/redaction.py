@@ -73,6 +73,11 @@ class Redactor:
         """The text with a mark in place of every secret. Idempotent."""
         return self._text(text, detectors.EVERY, Counter()) if self._enabled else text
 
+    def utf8(self, text: bytes) -> bytes:
+        """The same of a text in UTF-8; the same object where it holds none. A configured pattern may leave
+        what is no UTF-8."""
+        return self._bytes(text, detectors.EVERY, Counter()) if self._enabled else text
+
     def message(self, payload: bytes, hints: tuple[int, ...] | None = None) -> Redacted | None:
         """A message of ``wk.v1.in`` (JSON that decodes as an event) without its secrets; None: it holds none.
 
@@ -103,12 +108,16 @@ class Redactor:
 
     def _text(self, text: str, numbers: tuple[int, ...], counts: Counter[str]) -> str:
         raw = text.encode(errors="replace")
+        shown = self._bytes(raw, numbers, counts)
+        return text if shown is raw else shown.decode(errors="replace")
+
+    def _bytes(self, raw: bytes, numbers: tuple[int, ...], counts: Counter[str]) -> bytes:
         for _ in range(_ROUNDS):
             found = detectors.find(raw, numbers, self._patterns)
             if self._allowed:
                 found = [item for item in found if raw[item.start : item.end] not in self._allowed]
             if not found:
-                return text
+                break
             pieces = []
             at = 0
             for item in found:
@@ -116,8 +125,7 @@ class Redactor:
                 at = item.end
                 counts[item.kind] += 1
             raw = b"".join((*pieces, raw[at:]))
-            text = raw.decode(errors="replace")
-        return text
+        return raw
 
     def _named(self, counts: Counter[str]) -> Callable[[str, Any], Any]:
         """Redacts the value of a name in JSON of the sender's own shape."""

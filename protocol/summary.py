@@ -1,7 +1,7 @@
 """A summary as every summariser returns it, and the messages to a summariser over NATS.
 
-Shapes only: whether a summary may be accepted is decided by validation, never here. Every field is required,
-so that a reply cut short cannot pass for a small one; unknown fields are ignored.
+Shapes only: whether a summary may be accepted is decided by validation, never here. Every field of a summary
+is required, so that a reply cut short cannot pass for a small one; unknown fields are ignored.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sidecar.config import parse_listen
 from sidecar.health import Health
@@ -36,6 +37,13 @@ MAX_ROWS: Final = 200
 _MAX_GOAL_CHARS: Final = 160
 _STOP_SECONDS: Final = 2
 _PAGE_SECONDS: Final = 5.0
+_HEAD_SECONDS: Final = 10.0
+"""Within so much a connection has to send a request's whole head, and the next one's after an answer."""
+_ANSWER_SECONDS: Final = 30.0
+"""Within so much an answer has to be made and taken."""
+_MOST_CONNECTIONS: Final = 256
+"""Beyond these the one that has waited longest without a request is closed for a new one."""
+_MOST_REQUESTS: Final = 512
 _STYLE: Final = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:2em;color:#222;background:#fff}"
     "table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3em .8em;vertical-align:top;"
@@ -183,6 +191,61 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Connection(H11Protocol):
+    """A connection that is closed where it is silent, half open or slow, so that none keeps another's place."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._within(_HEAD_SECONDS)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            others = (other for other in self.connections if isinstance(other, _Connection))
+            waiting = [other for other in others if other is not self and not other._asked]
+            if waiting:
+                eldest = min(waiting, key=lambda other: other._since)
+                eldest._give_up()
+                self.connections.discard(eldest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._settle()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        # A head that drips in buys no time: only a whole one does.
+        if self.cycle is not before and self._asked:
+            self._within(_ANSWER_SECONDS)
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        self._within(_HEAD_SECONDS)
+        before = self.cycle
+        super().on_response_complete()
+        if self.cycle is not before and self._asked:
+            self._within(_ANSWER_SECONDS)
+
+    @property
+    def _asked(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _within(self, seconds: float) -> None:
+        self._settle()
+        self._timer = self.loop.call_later(seconds, self._give_up)
+
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        # What is not taken yet is dropped with it: who does not read would hold the connection for ever.
+        self.transport.abort()
+
+
 async def serve(
     app: Starlette, listen: str, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
@@ -194,7 +257,7 @@ async def serve(
     sock = await _bind(listen)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=_Connection,
         ws="none",
         loop="none",
         lifespan="off",
@@ -203,7 +266,7 @@ async def serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=64,
+        limit_concurrency=_MOST_REQUESTS,
         timeout_graceful_shutdown=_STOP_SECONDS,
     )
     server = _Server(config)

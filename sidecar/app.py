@@ -28,21 +28,19 @@ from sidecar.embedded_nats import embedded_nats
 from sidecar.failures import explain
 from sidecar.health import Health, loop_monitor
 from sidecar.lane import LaneService
+from sidecar.large_contents import Shelf
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
+from sidecar.streams import Streams
 from sidecar.summarizers.choice import check_summarizers
 from sidecar.telemetry import tracer_for
 from sidecar.tracing import CARRIER, Tracer
-from sidecar.transport.contents import ensure_contents
-from sidecar.transport.errors import Unavailable
 from sidecar.transport.jetstream import Link, LinkSettings
-from sidecar.transport.topology import ensure_streams
 from storage import set_aside
 from storage.errors import StorageBusy, StorageCorrupt, StorageFull
 from storage.store import Store
 
 _RETRY_SECONDS = 1.0
-_PATIENCE_SECONDS = 5.0
 _PAGES_PER_MIB = 256
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -105,8 +103,11 @@ class Daemon:
                 self._connected,
             )
             await self._start(background, link)
-            if await self._streams(link):
+            streams = Streams(config, link, self.health)
+            if await streams.made(self.stop):
+                background.start_soon(streams.guard)
                 owner = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+                shelf = Shelf()
                 async with anyio.create_task_group() as lanes:
                     for lane in config.lane_names:
                         service = LaneService(
@@ -118,6 +119,7 @@ class Daemon:
                             lane=lane,
                             owner=owner,
                             tracer=self.tracer,
+                            shelf=shelf,
                         )
                         self.lanes.append(service)
                         lanes.start_soon(service.run, self.stop)
@@ -149,23 +151,6 @@ class Daemon:
                 with anyio.move_on_after(_RETRY_SECONDS):
                     await self.stop.wait()
         return None
-
-    async def _streams(self, link: Link) -> bool:
-        """Whether the streams are there; waits for a broker that is not ready, unless told to stop."""
-        while not self.stop.is_set():
-            try:
-                replicas = self.config.nats.replicas
-                await ensure_streams(link, replicas=replicas, patience=_PATIENCE_SECONDS)
-                if self.config.intake.content_mib:
-                    await ensure_contents(
-                        link, max_bytes=self.config.intake.content_mib << 20, replicas=replicas
-                    )
-                return True
-            except Unavailable as error:
-                log.warning("streams not there yet", error=str(error))
-                with anyio.move_on_after(_RETRY_SECONDS):
-                    await self.stop.wait()
-        return False
 
     async def _start(self, background: anyio.abc.TaskGroup, link: Link) -> None:
         """Connect, unless told to stop before the broker was ever reached."""

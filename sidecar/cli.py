@@ -30,6 +30,9 @@ CODES = (
 )
 
 
+_THEIR_WORDS = "Value error, "
+
+
 class Commands(typer.core.TyperGroup):
     """The commands. The library that checks values puts its own words before ours: they are left out."""
 
@@ -37,9 +40,10 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
+            # A group of errors has a message of its own, which cannot be set.
             said = getattr(error, "message", None)
-            if isinstance(said, str):
-                error.message = said.removeprefix("Value error, ")  # type: ignore[attr-defined]
+            if isinstance(said, str) and said.startswith(_THEIR_WORDS):
+                error.message = said.removeprefix(_THEIR_WORDS)  # type: ignore[attr-defined]
             raise
 
 

@@ -26,7 +26,17 @@ from sidecar.config_shape import (
     Rule,
     Setting,
 )
-from sidecar.config_values import Given, parse_listen, problem, read, unknown
+from sidecar.config_values import (
+    DEEP,
+    Given,
+    Refused,
+    parse_listen,
+    problem,
+    read,
+    read_text,
+    too_deep,
+    unknown,
+)
 
 __all__ = [
     "Config",
@@ -112,12 +122,20 @@ def _from_file(
     source = f"file {path}"
     given: dict[str, Given] = {}
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_text(path))
+        if too_deep(data):
+            raise RecursionError
+    except Refused as refused:
+        problems.append(problem("config", source, str(path), str(refused)))
+        return path, given
     except OSError as error:
         problems.append(problem("config", source, str(path), f"a readable file ({error.strerror})"))
         return path, given
     except ValueError as error:
         problems.append(problem("config", source, str(path), f"valid TOML in UTF-8 ({error})"))
+        return path, given
+    except RecursionError:
+        problems.append(problem("config", source, str(path), DEEP))
         return path, given
     for name, value in data.items():
         if name not in TABLES:
@@ -175,8 +193,8 @@ def _provider_key(
     if values.get("summarizer.api_key") is None and file is not None:
         source = given["summarizer.api_key_file"].source
         try:
-            key = file.read_text().strip()
-        except (OSError, UnicodeDecodeError):
+            key = read_text(file).strip()
+        except (Refused, OSError, UnicodeDecodeError):
             key = ""
         if not key:
             problems.append(

@@ -6,8 +6,10 @@ Pure: it knows types, bounds and words for them; where values come from is `side
 from __future__ import annotations
 
 import difflib
+import os
 import os.path
 import re
+import stat
 import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +25,10 @@ from sidecar.config_shape import KEYS, TABLES, Config, ExtraPattern, Problem, Ru
 
 _AUTO = re.compile(r"auto/([0-9]{1,4})")
 _TOKEN_TEXT = "letters, digits, - and _, at most 128, not beginning with _"
+MOST_BYTES = 1 << 20
+"""Of a file."""
+_MOST_LEVELS = 16
+DEEP = f"tables and lists not more than {_MOST_LEVELS} levels deep"
 _LANES_TEXT = f"different lane names ({_TOKEN_TEXT}), or auto/<n> with n from 1 to 4096"
 
 
@@ -41,6 +47,42 @@ class Given(msgspec.Struct, frozen=True):
 def problem(key: str, source: str, value: object, allowed: str) -> Problem:
     """A problem with the value as it may be printed."""
     return Problem(key=key, source=source, value=shown(key, value), allowed=allowed)
+
+
+def too_deep(value: object) -> bool:
+    """Whether lists and tables stand in each other deeper than any key needs. No recursion."""
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
+def read_text(path: Path) -> str:
+    """A file's text. Raises `Refused` for what is no regular file (a device may never end) or over 1 MiB, and
+    `OSError`, `UnicodeDecodeError`."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Refused("a regular file")
+    with open(path, "rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise Refused(f"a file of at most {MOST_BYTES} bytes")
+    return raw.decode("utf-8").replace("\r\n", "\n")
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text of a variable. Raises `Refused` for one that is nested beyond reason."""
+    try:
+        value = msgspec.json.decode(text)
+        if too_deep(value):
+            raise RecursionError
+    except RecursionError:
+        raise Refused(DEEP) from None
+    return value
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -178,7 +220,10 @@ def _rules(found: Given, problems: list[Problem]) -> tuple[Rule, ...]:
     value = found.value
     if found.lenient and isinstance(value, str):
         try:
-            value = msgspec.json.decode(value or "[]")
+            value = _json(value or "[]")
+        except Refused as refused:
+            problems.append(problem("rules", found.source, found.value, str(refused)))
+            return ()
         except msgspec.DecodeError:
             value = None
     if not isinstance(value, (list, tuple)):
@@ -215,7 +260,7 @@ def _patterns(found: Given) -> tuple[ExtraPattern, ...]:
     value = found.value
     try:
         if found.lenient and isinstance(value, str):
-            value = msgspec.json.decode(value) if value else []
+            value = _json(value) if value else []
         patterns = msgspec.convert(value, tuple[ExtraPattern, ...])
     except msgspec.MsgspecError as error:
         # Which entry, where it is one of them; the rest is said already.

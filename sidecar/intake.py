@@ -21,7 +21,7 @@ import structlog
 
 from protocol import subjects
 from protocol.codec import decode_event
-from protocol.content import Ordinal
+from protocol.content import Number
 from protocol.detectors import all_hinted
 from protocol.errors import ProtocolError
 from protocol.events import Event, SettingsApplied, identity, type_of
@@ -383,7 +383,7 @@ class _Numbered(msgspec.Struct):
     """What of a refused message tells that its number came."""
 
     session: Id | None = None
-    seq: Ordinal | None = None
+    seq: Number | None = None
 
 
 _NUMBERED = msgspec.json.Decoder(_Numbered)

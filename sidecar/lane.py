@@ -22,7 +22,7 @@ from sidecar.generation import Generation
 from sidecar.health import Health
 from sidecar.intake import Intake
 from sidecar.lane_settings import begin_settings, publish_settings
-from sidecar.large_contents import LargeContents
+from sidecar.large_contents import LargeContents, Shelf
 from sidecar.metrics import Metrics
 from sidecar.notices import Voice
 from sidecar.observer import Observer
@@ -72,6 +72,7 @@ class LaneService:
         lane: str,
         owner: str,
         tracer: Tracer,
+        shelf: Shelf,
     ) -> None:
         self._config = config
         self._link = link
@@ -81,6 +82,7 @@ class LaneService:
         self._lane = lane
         self._owner = owner
         self._tracer = tracer
+        self._shelf = shelf
         self.desk: Desk | None = None
 
     def config_changed(self, config: Config) -> None:
@@ -193,7 +195,7 @@ class LaneService:
         late = partial(desk.metrics.summary_late, desk.config.summarizer.kind)
         summarizers = build_summarizers(desk.config, self._link, desk.lane, late)
         blobs = Blobs(self._link, replicas=self._config.nats.replicas)
-        parts = assemble(desk, publisher, summarizers, blobs, Contents(self._link))
+        parts = assemble(desk, publisher, summarizers, blobs, Contents(self._link), self._shelf)
         if desk.taken_over:
             log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
         else:
@@ -280,14 +282,15 @@ def assemble(
     summarizers: tuple[Summarizer, Summarizer | None],
     blobs: Blobs | None = None,
     contents: Contents | None = None,
+    shelf: Shelf | None = None,
 ) -> Parts:
     """The parts wired to each other; nothing of them runs yet. ``summarizers``: the one asked, its fallback.
     ``blobs``: where states too large for a message go; without it they are refused as such. ``contents``: where texts
-    too large for a message are."""
+    too large for a message are; ``shelf``: the daemon's, for those it reads."""
     packets = Packets(desk)
     compactor = Compactor(desk, packets, Generation(desk, *summarizers))
     deadlines = Deadlines(desk, publisher)
-    large = None if contents is None else LargeContents(desk, contents)
+    large = None if contents is None else LargeContents(desk, contents, shelf or Shelf())
     responder = Responder(desk, publisher, packets, compactor, large)
     observer = Observer(desk, packets, compactor, deadlines, responder)
     return Parts(

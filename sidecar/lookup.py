@@ -18,7 +18,8 @@ from protocol.errors import ProtocolError
 from protocol.events import item_id
 from sidecar.core import evidence
 from sidecar.core.evidence import Wanted
-from sidecar.core.paging import Cut
+from sidecar.core.longtext import LongText
+from sidecar.core.paging import Cut, joined
 from sidecar.desk import Desk
 from storage.evidence import StoredMessage
 from storage.identity import IdKey
@@ -41,11 +42,13 @@ class _Grave(Struct):
 
 
 class Found(Struct):
-    """One thing found: its head, and the JSON of message and ledger view."""
+    """One thing found: its head, and the JSON of message and ledger view; ``content`` is the message's where that is
+    too long to stand in it."""
 
     head: asks.FetchItem
     event: bytes | None = None
     record: bytes | None = None
+    content: LongText | None = None
 
 
 class Lookup:
@@ -163,8 +166,8 @@ class Page:
         on if not all of it fits: on the next page."""
         if len(self.items) >= MAX_ITEMS:
             return 0, ""
-        if len(item.event or b"") <= self._room and not offset:
-            whole = _whole(item)
+        if _least(item) <= self._room and not offset:
+            whole = await anyio.to_thread.run_sync(_whole, item) if item.content else _whole(item)
             cost = len(encode(whole)) + 1
             if cost <= self._left:
                 self._put(whole, cost)
@@ -175,7 +178,7 @@ class Page:
             return 0, ""
         heading = len(encode(item.head)) + 96
         page = max(0, self._room - heading)
-        cut = await anyio.to_thread.run_sync(Cut, item.event, item.record, page)
+        cut = await anyio.to_thread.run_sync(Cut, item.event, item.record, page, item.content)
         if cut.check != check:
             offset = 0
         if not cut.total:
@@ -199,10 +202,18 @@ class Page:
         self._left -= cost
 
 
+def _least(item: Found) -> int:
+    """Bytes the message takes at least."""
+    return len(item.event or b"") if item.content is None else len(item.content.raw)
+
+
 def _whole(item: Found) -> asks.FetchItem:
+    event = item.event
+    if event is not None and item.content is not None:
+        event = joined(event, item.content)
     return msgspec.structs.replace(
         item.head,
-        event=UNSET if item.event is None else Raw(item.event),
+        event=UNSET if event is None else Raw(event),
         record=UNSET if item.record is None else Raw(item.record),
     )
 

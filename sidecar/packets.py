@@ -17,7 +17,7 @@ from protocol.codec import encode
 from protocol.handoff import CoversThrough, Packet, PacketReason, Projector
 from protocol.state import StateCheckpoint, StatePacket
 from protocol.summary import Summary
-from sidecar.core import family
+from sidecar.core import family, room
 from sidecar.core.packet import BudgetFigures, Built, PacketInputs, build_packet
 from sidecar.core.resume import StoodOn
 from sidecar.desk import Desk
@@ -32,6 +32,9 @@ _PACE_SHARE: Final = 10
 """Of the time between two packets of a run, at most one part in so many is spent on building them."""
 _TICK_SECONDS: Final = 0.05
 _REMEMBERED: Final = 2_000
+_WIRE_PER_TEXT: Final = 4
+"""No packet is larger than so many times its text: each text stands in it twice, at worst with every letter
+escaped, and an eighth of it lists cleared results."""
 _NO_ID: Final = "pk-" + 24 * "0"
 """As wide as a real id, for measuring."""
 
@@ -205,6 +208,17 @@ class Packets:
             self._asked.clear()
         self._asked[run, packet.packet_id] = self.stood_on(packet)
         return packet
+
+    async def short(self, run: str) -> bool:
+        """Whether what must survive does not fit a message of the broker; hold the lock, the run must be hot.
+
+        The core's own bound goes by the window alone. A packet is built only where the text is near the limit.
+        """
+        desk, runs = self._desk, self._desk.runs
+        text = await desk.aside(run, lambda: room.text_bytes(runs.lane, runs.ledgers, run), shown=True)
+        if _WIRE_PER_TEXT * (text + room.FRAME_BYTES) <= desk.message_room:
+            return False
+        return (await self.build(run, "asked")).choice in ("postpone", "pause")
 
     async def build(self, run: str, reason: PacketReason) -> Built:
         """A packet of the run as it stands; hold the lock, the run must be hot."""

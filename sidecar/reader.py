@@ -23,6 +23,7 @@ from storage.records import Cursor
 
 _NEXT_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
+_REMIND_SECONDS = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +41,8 @@ class Reader:
             subjects.inbound_filter(desk.tenant, desk.lane),
             batch=desk.config.intake.batch,
         )
+        self._told = ""
+        self._told_at = 0.0
         self._backlog = 0
         """Sequence of the lane's newest message when the pump was opened."""
 
@@ -56,7 +59,7 @@ class Reader:
                 while True:
                     await self._step()
             except Unavailable as error:
-                log.info("reader starts again", lane=desk.lane, reason=str(error))
+                self._tell(str(error))
                 desk.metrics.consumer_restarted()
                 self._health("reading", False, str(error))
             except StorageFull as error:
@@ -71,6 +74,13 @@ class Reader:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                     await self._pump.close()
             await anyio.sleep(_RETRY_SECONDS)
+
+    def _tell(self, reason: str) -> None:
+        """Each trouble once, and again twice a minute: it is tried several times a second."""
+        now = self._desk.mono()
+        if reason != self._told or now - self._told_at >= _REMIND_SECONDS:
+            self._told, self._told_at = reason, now
+            log.info("reader starts again", lane=self._desk.lane, reason=reason)
 
     async def _open(self) -> None:
         desk = self._desk

@@ -308,6 +308,8 @@ class Responder:
             request = msgspec.structs.replace(request, target=desk.redactor.text(request.target))
         async with desk.lock:
             hot = await self._hot(run)
+            operation = hot.ledger.get("operation", request.operation_id or "")
+            short = operation is not None and gate.is_put_off(operation) and await self._packets.short(run)
             decide = partial(
                 gate.before_act if acts else gate.look,
                 desk.runs.lane,
@@ -315,6 +317,7 @@ class Responder:
                 run,
                 request,
                 now=datetime.fromtimestamp(desk.wall(), UTC),
+                short=short,
             )
             decision = await desk.aside(run, decide, shown=True)
             if decision is not None:

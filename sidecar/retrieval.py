@@ -229,7 +229,8 @@ class Retrieval:
         if whole is None:
             return item
         status = "redacted" if whole.status == "found" and message.entry.redacted else whole.status
-        return Found(msgspec.structs.replace(item.head, status=status), whole.event, item.record)
+        head = msgspec.structs.replace(item.head, status=status)
+        return Found(head, whole.event, item.record, whole.content)
 
     # --- search -------------------------------------------------------------------------------------------
 

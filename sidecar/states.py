@@ -23,7 +23,7 @@ from storage.records import OutboxRow
 
 MOST_STATE_BYTES = 64 * 1024 * 1024
 """A larger ledger is not written: only the stream of the run's own messages holds it."""
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 """Of the fold: raised when the same messages may come to another ledger, or to another form of it."""
 
 log = structlog.get_logger(__name__)

@@ -18,6 +18,8 @@ ABANDONED_KEPT = 200
 """Abandoned calls a ledger remembers; the oldest are forgotten first."""
 RESULTS_KEPT = 500
 """Results that may reconcile an operation; the oldest are forgotten first."""
+RESULTS_NAMED = 32
+"""Newest results whose place is known even while nothing is unsettled."""
 
 
 def called(entry: Entry, event: ToolCalled) -> None:
@@ -49,6 +51,9 @@ def returned(entry: Entry, event: ToolReturned) -> None:
 
     Another session's result moves nothing, but the call it belongs to may be looked up by it later.
     """
+    if entry.channel == "event":
+        named = (event.id, 0 if entry.late else entry.position)
+        entry.head.results = (*entry.head.results[1 - RESULTS_NAMED :], named)
     call = _newest(entry, event.call_id, "open")
     if entry.foreign:
         left = _newest(entry, event.call_id, "abandoned")
@@ -119,9 +124,6 @@ def _newest(entry: Entry, call_id: str, state: str) -> Call | None:
 def _remember(entry: Entry, operation_id: str | None) -> None:
     """Keep a result while it may reconcile an operation. A late one proves no order and is not kept."""
     ledger = entry.ledger
-    if entry.channel == "event":
-        seen = (entry.event.id, 0 if entry.late else entry.position)
-        entry.head.results = (*entry.head.results[1 - RESULTS_NAMED :], seen)
     if entry.late or not ledger.index.unsettled:
         return
     result = ToolResult(id=entry.free_key("result"), position=entry.position, operation_id=operation_id)

@@ -117,9 +117,18 @@ def judge(
 
 
 def look(
-    lane: Lane, runs: Mapping[str, Ledger], run: str, ask: AskAuthorize, *, now: datetime | None = None
+    lane: Lane,
+    runs: Mapping[str, Ledger],
+    run: str,
+    ask: AskAuthorize,
+    *,
+    now: datetime | None = None,
+    short: bool = False,
 ) -> Decision:
-    """What ``authorize`` would say now, by operation id or by kind and key. Reserves nothing, ever."""
+    """What ``authorize`` would say now, by operation id or by kind and key. Reserves nothing, ever.
+
+    ``short``: room is short for a reason that no ledger knows, so that what is not essential is put off.
+    """
     operation = _candidate(ask) if ask.operation_id is None else _known(runs, run, ask.operation_id)
     decision = judge(
         lane,
@@ -128,19 +137,26 @@ def look(
         operation,
         policy_version=ask.policy_version,
         now=now,
-        postpone=_postpones(lane, runs, run, operation),
+        postpone=_postpones(lane, runs, run, operation, short),
     )
     return replace(decision, operation_id=ask.operation_id)
 
 
 def before_act(
-    lane: Lane, runs: Mapping[str, Ledger], run: str, ask: AskAuthorize, *, now: datetime | None = None
+    lane: Lane,
+    runs: Mapping[str, Ledger],
+    run: str,
+    ask: AskAuthorize,
+    *,
+    now: datetime | None = None,
+    short: bool = False,
 ) -> Decision | None:
     """The answer to an act that needs no message of its own, or ``None``: publish, and let the fold decide.
 
     Answered at once are a retry whose reservation stands, and what only the answer may refuse: an approval
-    whose time is over by the clock, and an operation that is postponed. Everything else, refusals too, is
-    the fold's. Raises AskRefused ``invalid_request`` where the request id belongs to another operation.
+    whose time is over by the clock, and an operation that is postponed (``short`` as for ``look``). Everything
+    else, refusals too, is the fold's. Raises AskRefused ``invalid_request`` where the request id belongs to
+    another operation.
     """
     operation = None if ask.operation_id is None else _known(runs, run, ask.operation_id)
     decision = judge(
@@ -151,7 +167,7 @@ def before_act(
         request_id=ask.request_id,
         policy_version=ask.policy_version,
         now=now,
-        postpone=_postpones(lane, runs, run, operation),
+        postpone=_postpones(lane, runs, run, operation, short),
     )
     if decision.invalid:
         raise AskRefused("invalid_request", decision.reason)
@@ -339,14 +355,18 @@ def _known(runs: Mapping[str, Ledger], run: str, operation_id: str) -> Operation
     return None if ledger is None else ledger.items["operation"].get(operation_id)
 
 
-def _postpones(lane: Lane, runs: Mapping[str, Ledger], run: str, operation: Operation | None) -> bool:
+def _postpones(
+    lane: Lane, runs: Mapping[str, Ledger], run: str, operation: Operation | None, short: bool
+) -> bool:
     """Whether the operation is one to be put off, and room is short."""
-    return (
-        operation is not None
-        and operation.nonessential
-        and operation.state == "not_started"
-        and room.fit_of(lane, runs, run) != "fits"
-    )
+    if operation is None or not is_put_off(operation):
+        return False
+    return short or room.fit_of(lane, runs, run) != "fits"
+
+
+def is_put_off(operation: Operation) -> bool:
+    """Whether it waits while room is short."""
+    return operation.nonessential and operation.state == "not_started"
 
 
 def _candidate(ask: AskAuthorize) -> Operation:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from protocol.asks import AskFetch, FetchPart
 from protocol.codec import encode
+from sidecar.core.longtext import LongText
 
 LONG: Final = (2_000, 128)
 """Texts longer than this many characters are cut; the second where the first does not help."""
@@ -27,6 +28,7 @@ MIN_PIECE: Final = 16
 """Characters a page carries at least, whatever its limit: paging always ends."""
 _CURSOR = re.compile(r"[A-Za-z0-9_-]{16,400}")
 _TAG: Final = 8
+Text = str | LongText
 
 
 class Cursor(Struct, frozen=True, array_like=True):
@@ -61,23 +63,27 @@ class Piece(Struct, frozen=True):
 
 
 class Cut:
-    """A document that is longer than a page, taken apart. ``page`` is a whole page's bytes."""
+    """A document that is longer than a page, taken apart. ``page`` is a whole page's bytes; ``content`` stands in
+    place of the message's own."""
 
-    def __init__(self, event: bytes | None, record: bytes | None, page: int) -> None:
-        self._doc, self._limit = _layout(event, record, page)
+    def __init__(
+        self, event: bytes | None, record: bytes | None, page: int, content: LongText | None = None
+    ) -> None:
+        self._doc, self._limit = _layout(event, record, page, content)
         frame, long = _blanked(self._doc, self._limit)
         self._frame = _size(frame)
         self.total = sum(map(len, long))
-        self.check = hashlib.blake2b(
-            encode([self._limit, self.total, msgspec.to_builtins(self._doc)]), digest_size=6
-        ).hexdigest()
+        check = hashlib.blake2b(encode([self._limit, self.total, frame.event, frame.record]), digest_size=6)
+        for text in long:
+            check.update(text.digest if isinstance(text, LongText) else encode(text))
+        self.check = check.hexdigest()
 
     def piece(self, offset: int, room: int) -> Piece:
         """The part from ``offset`` on that fits ``room`` bytes, at least a few characters."""
         left = room - self._frame
         at = taken = 0
 
-        def cut(text: str) -> str:
+        def cut(text: Text) -> str:
             nonlocal at, left, taken
             begin = max(0, offset + taken - at)
             at += len(text)
@@ -104,7 +110,17 @@ class Cut:
         )
 
 
-def fitting(text: str, begin: int, room: int) -> int:
+def joined(event: bytes, content: LongText) -> bytes:
+    """The message with this content, as JSON."""
+    fields = {**msgspec.json.decode(event), "content": None}
+    pairs = (
+        encode(name) + b":" + (content.quoted() if name == "content" else encode(value))
+        for name, value in fields.items()
+    )
+    return b"{" + b",".join(pairs) + b"}"
+
+
+def fitting(text: Text, begin: int, room: int) -> int:
     """How many characters from ``begin`` fit ``room`` bytes of a JSON string; at least one if room is left."""
     size = min(len(text) - begin, max(0, room))
     while size > 0:
@@ -115,24 +131,32 @@ def fitting(text: str, begin: int, room: int) -> int:
     return min(1, len(text) - begin) if room > 0 else 0
 
 
-def _layout(event: bytes | None, record: bytes | None, page: int) -> tuple[Doc, int]:
+def _layout(
+    event: bytes | None, record: bytes | None, page: int, content: LongText | None
+) -> tuple[Doc, int]:
     """The document, and from which length on its texts are cut: so that the rest takes half a page at most."""
-    values = [None if raw is None else msgspec.json.decode(raw) for raw in (event, record)]
+    values: list[Any] = [None if raw is None else msgspec.json.decode(raw) for raw in (event, record)]
+    if content is not None:
+        values[0]["content"] = content
     doc = Doc(*values)
     for limit in LONG:
         frame, long = _blanked(doc, limit)
         # With nothing to cut, it is long only as it was written: escapes and blanks.
         if long and _size(frame) <= page // 2:
             return doc, limit
-    texts = [None if raw is None else raw.decode("utf-8", "replace") for raw in (event, record)]
+    texts: list[Text | None] = [
+        None if raw is None else raw.decode("utf-8", "replace") for raw in (event, record)
+    ]
+    if event is not None and content is not None:
+        texts[0] = LongText(joined(event, content))
     return Doc(*texts), 0
 
 
-def _blanked(doc: Doc, limit: int) -> tuple[Doc, list[str]]:
+def _blanked(doc: Doc, limit: int) -> tuple[Doc, list[Text]]:
     """The document without its texts over ``limit`` characters, and these."""
-    long: list[str] = []
+    long: list[Text] = []
 
-    def blank(text: str) -> str:
+    def blank(text: Text) -> str:
         long.append(text)
         return ""
 
@@ -143,11 +167,11 @@ def _size(doc: Doc) -> int:
     return sum(len(encode(value)) for value in (doc.event, doc.record) if value is not None)
 
 
-def _mapped(doc: Doc, limit: int, change: Callable[[str], str]) -> Doc:
+def _mapped(doc: Doc, limit: int, change: Callable[[Text], str]) -> Doc:
     """The document with every text over ``limit`` characters changed, in the order they stand."""
 
     def walk(value: Any) -> Any:
-        if isinstance(value, str):
+        if isinstance(value, str | LongText):
             return change(value) if len(value) > limit else value
         if isinstance(value, list):
             return [walk(item) for item in value]

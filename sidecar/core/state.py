@@ -469,7 +469,7 @@ class Head(Struct, kw_only=True):
     context_known_at: int = 0
     """Highest ledger version a ``run.resumed`` named."""
     results: tuple[tuple[str, int], ...] = ()
-    """Event id and position of the newest final tool results; position 0 for a late one, which proves no order."""
+    """Event id and position of the newest tool results; position 0 for a late one, which proves no order."""
     releases: int = 0
     """Of a root: policies released in its family so far, which puts them in order."""
     violations: dict[str, int] = {}

@@ -164,7 +164,8 @@ class LaneClaim:
                 lives = watched is not None and watched[0] == sight[0] and watched != sight
                 if sight != watched:
                     watched, since = sight, now
-                if self._is_free(state) or now - since >= self._lease:
+                # Where all of a stream was deleted, the other one still tells who owned the lane: it may live.
+                if self._is_free(out if state is _NOTHING else state) or now - since >= self._lease:
                     await self._take(state, out, max(state.epoch, out.epoch, floor) + 1)
                     return self.epoch
                 failures = 0

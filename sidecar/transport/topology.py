@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from protocol import subjects
-from sidecar.transport.errors import ASK_FOR, ApiError, Denied, Refused
+from sidecar.transport.errors import ASK_FOR, ApiError, Denied, Refused, Unavailable
 from sidecar.transport.jetstream import Link
 from sidecar.transport.retry import until_available
 
@@ -95,6 +95,19 @@ async def ensure_streams(
         _check(name, wanted, info["config"])
         facts[name] = facts_of(info)
     return facts
+
+
+async def missing_streams(link: Link) -> list[str]:
+    """Which of the four the broker says it does not have, each asked for once. Raises Unavailable."""
+    missing = []
+    for name in _desired(1, 0):
+        try:
+            await link.api(f"STREAM.INFO.{name}")
+        except ApiError as error:
+            if error.err_code != NOT_FOUND:
+                raise Unavailable(f"stream {name}: {error}") from error
+            missing.append(name)
+    return missing
 
 
 async def _ensure(link: Link, name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:

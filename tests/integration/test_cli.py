@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -12,11 +13,17 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
+from rich.console import Console
 
 from sidecar.cli import CODES
+from sidecar.replay import Listener, RunReport
+from sidecar.terminal import print_report
+from sidecar.transport.jetstream import Link
 from tests.support.blackbox import blackbox, event
 from tests.support.nats_server import NatsServer
 
@@ -321,21 +328,26 @@ def test_the_demo_ends_with_its_packet_and_a_count(tmp_path: Path) -> None:
     )
 
 
-def test_why_nothing_was_compacted_is_told(tmp_path: Path) -> None:
-    at = '"at":"2026-01-01T00:00:00Z"'
-    usage = '"type":"usage.reported","context_tokens":8900,"input_tokens":8900,"output_tokens":1'
-    file = tmp_path / "short.jsonl"
-    file.write_text(
-        f'{{"v":1,"id":"a","type":"run.started",{at},"run":"r","goal":"g",'
-        '"model":{"name":"m","context_window":9000}}\n'
-        f'{{"v":1,"id":"b",{usage},{at},"run":"r"}}\n'
-    )
-    done = command("replay", str(file), "--format", "events", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "0 compactions applied" in done.stdout
-    assert re.search(r"compactions put off: \w+ .*\(\w+, told 1 time\)", done.stdout)
-    found = json.loads(command("replay", str(file), "--format", "events", "--json", cwd=tmp_path).stdout)
-    assert sum(found["runs"][0]["deferrals"].values()) >= 1
+def test_why_nothing_was_compacted_is_told() -> None:
+    listener = Listener(cast("Link", None), tenant="t", lane="main")
+    notices = [
+        {"kind": "compaction_deferred", "notice_id": "n1", "reason": "in_flight"},
+        {"kind": "compaction_deferred", "notice_id": "n2", "reason": "in_flight"},
+        {"kind": "ineffective", "notice_id": "n3", "reason": "fixed_cost"},
+        {"kind": "level_changed", "notice_id": "n4", "to": "overflow"},
+    ]
+    for notice in [*notices, notices[0]]:
+        message = SimpleNamespace(subject="wk.v1.out.t.main.r.notice", data=json.dumps(notice).encode())
+        listener._heard(message)
+    report = RunReport(run="r", events=3)
+    listener.fill([report])
+    assert report.deferrals == {"in_flight": 2, "fixed_cost": 1}
+    out = io.StringIO()
+    figures = {"events_total": 4, "intake_lag_events": 0, "outbox_pending": 0}
+    print_report(Console(file=out, width=200), [report], figures)
+    assert "a call or an operation is under way (in_flight, told 2 times)" in out.getvalue()
+    assert "too large for the window alone (fixed_cost, told 1 time)" in out.getvalue()
+    assert "4 messages in the ledger: 3 of the files, 1 added on the way;" in out.getvalue()
 
 
 def test_it_tells_its_version() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from protocol.summary import Usage
 from sidecar.summarizers import instructions
 from sidecar.summarizers.digest import DigestSummarizer
-from sidecar.summarizers.nats import NatsSummarizer
+from sidecar.summarizers.nats import NatsSummarizer, decode_reply
 from support.harness import Harness
 from support.links import linked
 from tests.support.bad_summaries import (
@@ -198,6 +199,13 @@ async def test_what_a_cut_answer_cost_is_counted(box: Box, service: Service) -> 
     it = await full(box, service, finished("length"))
     receipt = await ended(it)
     assert receipt["tokens"]["summarizer_in"] == 1_000
+
+
+@pytest.mark.parametrize("usage", [{}, {"input_tokens": 5}, {"output_tokens": 7}])
+def test_a_number_that_a_usage_does_not_tell_is_nought(usage: Json) -> None:
+    reply = decode_reply(json.dumps({"v": 1, "summary": {}, "usage": usage}).encode(), {})
+    assert reply.usage == Usage(**usage)
+    assert Usage() == Usage(input_tokens=0, output_tokens=0)
 
 
 async def test_nobody_who_answers_is_unavailable(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from sidecar.core.calls import RESULTS_NAMED
 from support.story import D1, D2, Story, codes
 
 
@@ -295,6 +298,52 @@ def test_a_result_before_the_dispatch_reconciles_nothing(story: Story) -> None:
     assert story.state("op") == "unknown"
     story.tell("operation.reconciled", operation_id="other", state="failed", evidence="event:res")
     assert story.state("other") == "failed"
+
+
+def looked(story: Story, id_: str, **fields: Any) -> str:
+    """A call and its result; the result's position."""
+    story.tell("tool.called", call_id=f"c-{id_}", tool="t", arguments={})
+    story.tell("tool.returned", call_id=f"c-{id_}", status="ok", content="not there", id_=id_, **fields)
+    return f"pos:{story.ledger().head.position}"
+
+
+@pytest.mark.parametrize("source", ["event:old", "pos:{old}", "run:r/event:old", "event:ask", "pos:1"])
+def test_evidence_of_what_was_before_the_dispatch_reconciles_nothing(story: Story, source: str) -> None:
+    story.tell("message", role="user", content="send it", id_="ask")
+    old = looked(story, "old").removeprefix("pos:")
+    for number in range(RESULTS_NAMED - 1):
+        looked(story, f"more-{number}")
+    unknown(story)
+    source = source.format(old=old)
+    story.tell("evidence.recorded", evidence_id="seen", claim="not sent", kind="observed", source=source)
+    outcome = story.tell("operation.reconciled", operation_id="op", state="failed", evidence="evidence:seen")
+    assert codes(outcome) == ["illegal_transition"]
+    assert story.state("op") == "unknown"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["event:new", "pos:{new}", "event:never", "run:other/event:old", "https://x/y", "artifact:a", "as I saw"],
+)
+def test_evidence_of_what_came_after_it_or_lies_elsewhere_does(story: Story, source: str) -> None:
+    looked(story, "old")
+    unknown(story)
+    source = source.format(new=looked(story, "new").removeprefix("pos:"))
+    story.tell("evidence.recorded", evidence_id="seen", claim="not sent", kind="observed", source=source)
+    story.tell("operation.reconciled", operation_id="op", state="failed", evidence="evidence:seen")
+    assert story.state("op") == "failed"
+
+
+def test_a_late_result_is_no_source_since_it_proves_no_order(story: Story) -> None:
+    story.tell("tool.called", call_id="c-late", tool="t", arguments={}, session="s", seq=1)
+    story.tell("boundary.marked", kind="other", session="s", seq=3)
+    unknown(story)
+    story.tell("tool.returned", call_id="c-late", status="ok", content="no", id_="late", session="s", seq=2)
+    story.tell(
+        "evidence.recorded", evidence_id="seen", claim="not sent", kind="observed", source="event:late"
+    )
+    story.tell("operation.reconciled", operation_id="op", state="failed", evidence="evidence:seen")
+    assert story.state("op") == "unknown"
 
 
 def test_after_review_only_an_authority_settles(story: Story) -> None:

@@ -230,6 +230,19 @@ def test_an_undeclared_gap_bounds_the_cut_and_a_declared_one_does_not() -> None:
     assert reason(run.plan()) == "open_gap"
 
 
+def test_who_asks_is_told_of_an_open_gap_that_leaves_hardly_anything_to_cover() -> None:
+    run = Run()
+    run.user(session="s", seq=1)
+    run.said("I look.")
+    run.user(session="s", seq=3)
+    run.fill(40_000)
+    gap = Gap(id="event/s/2", channel="event", session="s", first=2, through=2)
+    run.ledger.put("gap", gap)
+    assert reason(run.plan("requested")) == "open_gap"
+    run.ledger.drop("gap", gap.id)
+    assert compact(run.plan("requested")).through > 3
+
+
 def test_an_unsaved_artifact_defers_and_is_listed_at_critical() -> None:
     run = Run()
     run.call("c", command="x")
