@@ -185,6 +185,7 @@ class RunEvents(Speech):
         """A call's result; ``pending`` is interim, any other status final.
 
         A text too large for a message is kept apart, with its ``media_type``; the event carries its beginning.
+        Say ``truncated`` where the model gets no more than that: else all of it counts as in its context.
         """
         return await self._tell_text(
             "tool.returned",

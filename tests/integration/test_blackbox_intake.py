@@ -188,7 +188,7 @@ ACCEPTED: list[tuple[str, Json]] = [
             evidence_id="ev-1",
             claim="row there",
             kind="observed",
-            source="event:r-1",
+            source="s3://b/rows",
             value=3,
             unit="rows",
         ),

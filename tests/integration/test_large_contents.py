@@ -102,11 +102,33 @@ async def test_a_large_result_is_kept_whole_and_shown_short(box: Box) -> None:
         shown = json.dumps(context.messages)
         assert len(shown) < 60_000
         assert "characters in all" in shown
-        assert (await run.status()).budget.used < 15_000
+        # The model was given all of it, as far as anybody said.
+        assert (await run.status()).budget.used >= 2 * len(BIG.encode()) // 4
         # The object is one that other readers of the bucket can read as well.
         bucket = await box.js.object_store("WK_CONTENT")
         held = await bucket.get(subjects.content_object(TENANT, LANE, run.name, digest(BIG.encode())))
         assert held.data == BIG.encode()
+
+
+async def test_a_result_whose_model_got_the_beginning_counts_as_that(box: Box) -> None:
+    async with opened(box) as run:
+        await run.run_started(goal="g", model=MODEL)
+        name = await told(run, BIG, truncated=True)
+        assert (await run.status()).budget.used < 15_000
+        assert content(await one(run, f"event:{name}")) == BIG
+
+
+async def test_a_request_that_carries_a_beginning_says_so(box: Box) -> None:
+    whole = b"Clean up these tables. " + b"x" * 60_000 + b" Never touch billing."
+    run = await box.start()
+    body = event("message", role="user", content=whole.decode()[:500], blob=blob(whole))
+    await box.tell(run, body)
+    note = f" … [cut: {len(whole):,} bytes in all, the rest by fetch event:{body['id']}]"
+    packet = await box.packet(run)
+    assert packet["task"]["current_request"][0]["text"] == whole.decode()[:500] + note
+    assert note in packet["text"]
+    answer = await box.ask(run, "context", format="openai")
+    assert answer.body["messages"][-1]["content"] == whole.decode()[:500] + note
 
 
 async def test_pages_stay_within_their_bound(box: Box) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -478,6 +480,38 @@ def test_a_file_that_cannot_be_read_is_one_problem_among_others(tmp_path: Path) 
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b'tenant = "\xe9"')
     assert set(problems_of(file=latin)) == {"config"}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 600 + "]" * 600, '[{"labels":' * 20 + "1" + "}]" * 20])
+@pytest.mark.parametrize("key", ["rules", "redaction.patterns"])
+def test_a_variable_nested_beyond_reason_is_one_problem(key: str, text: str) -> None:
+    name = "WATCHKEEPER_" + key.upper().replace(".", "__")
+    assert set(problems_of({name: text, "WATCHKEEPER_MODE": "x"})) == {key, "mode"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rules = " + "[" * 100_000,
+        "rules = " + "[" * 200 + "]" * 200,
+        "a" + ".a" * 2_000 + " = 1",
+        "[" + "a." * 500 + "a]",
+        "rules = " + "{a=" * 5_000,
+    ],
+)
+def test_a_file_nested_beyond_reason_is_one_problem(tmp_path: Path, text: str) -> None:
+    assert set(problems_of({"WATCHKEEPER_MODE": "x"}, file=write(tmp_path, text))) == {"config", "mode"}
+
+
+def test_what_is_no_file_of_reasonable_size_is_not_read(tmp_path: Path) -> None:
+    assert problems_of({"WATCHKEEPER_CONFIG": "/dev/zero"})["config"].allowed == "a regular file"
+    os.mkfifo(tmp_path / "pipe")
+    assert problems_of(file=tmp_path / "pipe")["config"].allowed == "a regular file"
+    large = write(tmp_path, "#" * (1 << 20) + "\n")
+    assert problems_of(file=large)["config"].allowed == "a file of at most 1048576 bytes"
+    assert load_config(write(tmp_path, "#" * ((1 << 20) - 1) + "\n"), {}) is not None
+    given: dict[str, Any] = {"summarizer__api_key_file": str(write(tmp_path, "k" * (1 << 21), "key"))}
+    assert set(problems_of(None, **given)) == {"summarizer.api_key_file"}
 
 
 def test_the_first_rule_that_matches_decides_mode_and_bypass() -> None:
