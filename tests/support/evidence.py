@@ -226,6 +226,7 @@ def comparable(left: Left) -> dict[str, Any]:
     }
     items = {kind: [_placed(item, at) for item in rows] for kind, rows in left.ledger["items"].items()}
     head = {name: value for name, value in left.ledger["head"].items() if name not in _COUNTED}
+    head["results"] = [(name, at.get(position, position)) for name, position in head["results"]]
     return {"items": items, "head": head}
 
 
