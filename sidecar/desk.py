@@ -40,6 +40,7 @@ from storage.records import (
     JournalEntry,
     OutboxRow,
     PacketRow,
+    Rebase,
     ReceiptRow,
     TombstoneRow,
     Unit,
@@ -218,6 +219,7 @@ class Desk:
         packet: PacketRow | None = None,
         adopt: Sequence[Adoption] = (),
         forget: Sequence[TombstoneRow] = (),
+        rebase: Sequence[Rebase] = (),
         meta: Mapping[str, bytes] | None = None,
         rows: Rows | None = None,
     ) -> None:
@@ -246,6 +248,7 @@ class Desk:
                 packet=packet,
                 adopt=tuple(adopt),
                 forget=tuple(forget),
+                rebase=tuple(rebase),
                 meta=dict(meta or {}),
             )
             # The writer commits it or not whoever waits: leaving before that is known, memory could be on

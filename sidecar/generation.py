@@ -196,7 +196,8 @@ class Generation:
             return Verdict(accepted=False, summary=_NO_SUMMARY, violations=("schema_invalid",))
         limits = Limits(max_tokens=limit)
         compared = Compared(candidate, limits)
-        texts = await self._texts(attempt, candidate, compared)
+        # Of a message the stream holds no more, what was accepted about it stands in its place.
+        texts = _accepted(previous) | await self._texts(attempt, candidate, compared)
         after = statement_tokens(candidate)
         verdict = await anyio.to_thread.run_sync(
             lambda: validate(
@@ -255,6 +256,16 @@ class Generation:
         if entry is None or entry.position > attempt.through:
             return None
         return entry.body.decode()
+
+
+def _accepted(previous: Summary | None) -> dict[str, str]:
+    """By ref: what the statements of the summary before, accepted in its time, say by it."""
+    said: dict[str, str] = {}
+    if previous is not None:
+        for statement in (*previous.completed, *previous.observations, *previous.inferences):
+            for ref in statement.refs:
+                said[ref] = f"{said[ref]}\n{statement.text}" if ref in said else statement.text
+    return said
 
 
 class _Named:

@@ -20,6 +20,7 @@ from sidecar.desk import Desk, fold_settings_of
 from sidecar.failures import explain
 from sidecar.generation import Generation
 from sidecar.health import Health
+from sidecar.heritage import Heritage, takeover_begun, takeover_done, takeover_open
 from sidecar.intake import Intake
 from sidecar.lane_settings import begin_settings, publish_settings
 from sidecar.large_contents import LargeContents, Shelf
@@ -199,8 +200,9 @@ class LaneService:
         if desk.taken_over:
             log.warning("the lane was another owner's: its history is folded quietly first", lane=desk.lane)
         else:
-            desk.taken_over = await disk_is_behind(desk, self._link, publisher)
+            desk.taken_over = await takeover_open(desk) or await disk_is_behind(desk, self._link, publisher)
         if desk.taken_over:
+            await takeover_begun(desk)
             await drop_unsent(desk)
         await parts.compactor.close_interrupted()
         async with anyio.create_task_group() as tasks:
@@ -213,16 +215,20 @@ class LaneService:
                 working.start_soon(parts.observer.tick)
                 working.start_soon(Retention(desk, self._link, parts.packets, parts.compactor).run)
                 working.start_soon(serve_asks, self._link, desk.tenant, desk.lane, parts.responder.answer)
-                reader = Reader(desk, self._link, publisher, parts.intake)
+                heritage = Heritage(desk, self._link, publisher, parts.deadlines.watch)
+                reader = Reader(desk, self._link, publisher, parts.intake, heritage)
 
                 async def caught_up() -> None:
                     if desk.taken_over:
+                        await heritage.finish()
                         await adopt_states(desk, self._link, publisher, parts.packets)
                         desk.metrics.took_over(desk.mono() - began)
                     if desk.runs.lane.settled and desk.runs.lane.settings != fold_settings_of(desk.config):
                         # The newest in the stream need not be those that hold: a former owner's come too late.
                         await publish_settings(desk, publisher)
                     await parts.observer.caught_up()
+                    if desk.taken_over:
+                        await takeover_done(desk)
                     desk.health.drop(f"defect {desk.lane}")
 
                 working.start_soon(reader.run, parts.observer.stream_gap, caught_up)

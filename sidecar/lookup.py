@@ -103,7 +103,7 @@ class Lookup:
     async def _named(self, run: str, event_id: str) -> int | None:
         """Position of the last message of the event channel with this id."""
         desk = self._desk
-        newest: tuple[int, int] | None = None
+        newest: tuple[int, int, str] | None = None
         first, count = 1, 1
         while True:
             keys: list[IdKey] = [
@@ -112,12 +112,16 @@ class Lookup:
                 if desk.store.maybe_known(desk.tenant, desk.lane, run, "event", name)
             ]
             found = await desk.store.find_ids(desk.tenant, desk.lane, keys) if keys else {}
-            for stored in found.values():
-                newest = max(newest or (0, 0), (stored.version, stored.position))
+            for key, stored in found.items():
+                newest = max(newest or (0, 0, ""), (stored.version, stored.position, key[2]))
             if not any("#" in name for _, _, name in found):
                 break
             first, count = first + count, 16
-        return None if newest is None else newest[1]
+        if newest is None:
+            return None
+        # Known by its id alone it is at no place: the stream no longer held what was before it.
+        there = await desk.store.entry(desk.tenant, desk.lane, run, position=newest[1], channel="event")
+        return newest[1] if there is not None and there.event_id == newest[2] else None
 
     async def _with_digest(self, run: str, wanted: str) -> int | None:
         """Position of the message whose bytes have this digest; the run's heads are read through."""

@@ -266,6 +266,10 @@ class Observer:
 
     def _prove(self, hot: HotRun, event: Event, outcome: Outcome) -> None:
         """After messages of the stream were lost: a contiguous number proves that none was this run's."""
+        declared = isinstance(event, GapDeclared) and event.stream_from is not None and not outcome.ignored
+        if declared:
+            # Told: from here on it is for an authority, and not to be told again with every start.
+            hot.view.unproven_before = 0
         if event.session is not None and event.seq is not None and not outcome.gaps and not outcome.late:
             hot.view.unproven_before = 0
 

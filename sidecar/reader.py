@@ -13,6 +13,7 @@ import structlog
 
 from protocol import subjects
 from sidecar.desk import Desk
+from sidecar.heritage import Heritage
 from sidecar.intake import Intake
 from sidecar.transport.errors import Unavailable
 from sidecar.transport.jetstream import Link
@@ -31,8 +32,13 @@ log = structlog.get_logger(__name__)
 class Reader:
     """See the module. ``run`` once per ownership of the lane."""
 
-    def __init__(self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake) -> None:
+    def __init__(
+        self, desk: Desk, link: Link, publisher: LanePublisher, intake: Intake, heritage: Heritage
+    ) -> None:
         self._desk = desk
+        self._heritage = heritage
+        self._held: list[Delivery] = []
+        """Beyond the cursor of a state that has to be looked at first."""
         self._publisher = publisher
         self._intake = intake
         self._pump = Pump(
@@ -84,6 +90,7 @@ class Reader:
 
     async def _open(self) -> None:
         desk = self._desk
+        self._held = []
         facts = await self._pump.open(desk.cursor.stream_seq + 1)
         reborn = bool(desk.cursor.stream_created) and facts.created != desk.cursor.stream_created
         if reborn or facts.last_seq < desk.cursor.stream_seq:
@@ -106,11 +113,17 @@ class Reader:
             await self._gap(desk.cursor.stream_seq + 1, facts.first_seq - 1)
         if desk.taken_over and not desk.caught_up:
             desk.quiet_through = max(desk.quiet_through, self._backlog)
+            await self._heritage.read(facts.first_seq)
         await self._look_up()
 
     async def _step(self) -> None:
         desk = self._desk
-        deliveries = await self._pump.next(desk.config.intake.batch, _NEXT_SECONDS)
+        if self._held:
+            # All before them is on disk.
+            await self._heritage.settle(self._held[0].stream_seq - 1)
+        deliveries = self._cut(self._held or await self._pump.next(desk.config.intake.batch, _NEXT_SECONDS))
+        if not deliveries and self._held:
+            return
         if deliveries:
             await self._intake.take(deliveries, self._more)
         else:
@@ -130,10 +143,16 @@ class Reader:
         """What has arrived while the last messages were folded, while nobody else has to get a turn first."""
         desk = self._desk
         first_seen = not desk.caught_up and desk.cursor.stream_seq >= self._backlog
-        if not self._pump.arrived or desk.wanted or desk.runs.crowded or first_seen:
+        if self._held or not self._pump.arrived or desk.wanted or desk.runs.crowded or first_seen:
             return []
         desk.metrics.lag(desk.lane, desk.lag)
-        return await self._pump.next(desk.config.intake.batch, 0)
+        return self._cut(await self._pump.next(desk.config.intake.batch, 0))
+
+    def _cut(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """What may be folded by now; the rest is held."""
+        through = self._heritage.due
+        self._held = [] if through is None else [item for item in deliveries if item.stream_seq > through]
+        return deliveries[: len(deliveries) - len(self._held)]
 
     async def _look_up(self) -> None:
         if not self._desk.caught_up and self._desk.cursor.stream_seq >= self._backlog:

@@ -37,7 +37,12 @@ class ChainCheck:
             self.done = True
             return None
         version, chain, forgotten = row
-        for message, kept in journal.read(connection, *self._run, -1, None, self._version, PAGE, True):
+        messages = journal.read(connection, *self._run, -1, None, self._version, PAGE, True)
+        if not messages and self._chain is None:
+            # Nothing since the streams lost all there was.
+            self.done = True
+            return None
+        for message, kept in messages:
             reason = self._judge(message, kept, bool(forgotten))
             if reason is not None:
                 self.done = True

@@ -152,7 +152,8 @@ def _confirm(
     connection: sqlite3.Connection, lane_no: int, identity: IdKey, entries: Iterable[int]
 ) -> StoredId | None:
     run, channel, event_id = identity
-    for entry in sorted(entries):
+    # A message stored again in its right place counts there.
+    for entry in sorted(entries, reverse=True):
         row = connection.execute(
             "SELECT h.sha256, h.version, h.position FROM heads h JOIN runs r USING (run_no) "
             "WHERE h.entry = ? AND h.event_id = ? AND h.channel = ? AND r.run = ? AND r.lane_no = ?",

@@ -165,6 +165,18 @@ class SearchRow(Struct, frozen=True, kw_only=True):
     text: str
 
 
+class Rebase(Struct, frozen=True, kw_only=True):
+    """A run goes on from here, whatever is stored of it: its next message has the version after this one.
+
+    Messages stored before stay known by their ids. Their bodies go, since nobody can tell their positions.
+    """
+
+    run: str
+    version: int
+    position: int
+    chain: Bytes32
+
+
 class Unit(Struct, frozen=True, kw_only=True):
     """One atomic piece of work in one lane: all of it is committed, or nothing."""
 
@@ -183,6 +195,8 @@ class Unit(Struct, frozen=True, kw_only=True):
     adopt: tuple[Adoption, ...] = ()
     forget: tuple[TombstoneRow, ...] = ()
     search: tuple[SearchRow, ...] = ()
+    rebase: tuple[Rebase, ...] = ()
+    """Before the journal's entries."""
     holes: bool = False
     """Messages of a run may be missing before its first entry here: the streams no longer hold them. Else the
     first entry must follow the run's newest, by version and by chain."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from storage import journal, search
-from storage.records import TombstoneRow
+from storage.records import Rebase, TombstoneRow
 from storage.transaction import Transaction, lane_number
 
 _CLEARED = ("items", "attempts", "checkpoints", "receipts", "packets")
@@ -34,6 +34,19 @@ def forget(tx: Transaction, lane_no: int, row: TombstoneRow) -> None:
         connection.execute("UPDATE runs SET head = x'', view = x'' WHERE run_no = ?", (state.run_no,))
     finally:
         connection.execute("PRAGMA secure_delete=FAST")
+
+
+def rebase(tx: Transaction, lane_no: int, row: Rebase) -> None:
+    """Begin the run's journal anew at a version: see ``Rebase``. Its heads stay, and its ids with them."""
+    state = tx.run(lane_no, row.run)
+    connection = tx.connection
+    # A body goes only under a tombstone: this one does not outlive the transaction.
+    connection.execute("INSERT OR IGNORE INTO tombstones VALUES (?, '', x'')", (state.run_no,))
+    journal.forget_bodies(tx, state.last_entry)
+    connection.execute("DELETE FROM tombstones WHERE run_no = ?", (state.run_no,))
+    connection.execute("DELETE FROM marks WHERE run_no = ?", (state.run_no,))
+    search.forget(tx, state.run_no)
+    state.last_entry, state.version, state.position, state.chain = 0, row.version, row.position, row.chain
 
 
 def tombstones(connection: sqlite3.Connection, tenant: str, lane: str) -> list[TombstoneRow]:

@@ -17,6 +17,8 @@ def apply(unit: Unit, tx: Transaction) -> Committed:
     lane_no = tx.lane(unit.tenant, unit.lane)
     for tombstone in unit.forget:
         retention.forget(tx, lane_no, tombstone)
+    for rebase in unit.rebase:
+        retention.rebase(tx, lane_no, rebase)
     entries, touched = journal.append(tx, lane_no, unit.tenant, unit.lane, unit.journal, unit.holes)
     ledgers.write(tx, lane_no, unit.runs, touched, unit.items)
     if unit.open_attempt is not None:
