@@ -199,7 +199,7 @@ class _Doomed(LaneService):
 
 async def test_a_defect_in_a_lane_stops_that_lane_and_is_told(tmp_path: Path) -> None:
     metrics, health = Metrics(lanes=["main"]), Health()
-    parts: dict[str, Any] = dict.fromkeys(("link", "store", "tracer"))
+    parts: dict[str, Any] = dict.fromkeys(("link", "store", "tracer", "shelf"))
     lane = _Doomed(
         config=configured(tmp_path), metrics=metrics, health=health, lane="main", owner="me", **parts
     )
