@@ -26,6 +26,8 @@ from sidecar.replay import Listener, Replay, RunReport
 from sidecar.terminal import Board, print_report
 from sidecar.transport.jetstream import Link, LinkSettings
 
+_LAST_WORDS_SECONDS = 10.0
+
 
 async def rehearse(
     config: Config,
@@ -59,7 +61,7 @@ async def rehearse(
             for turn in player.turns.values():
                 board.show(turn)
         listener.fill(reports)
-        figures = daemon_figures(daemon)
+        figures = await daemon_figures(daemon)
         tasks.cancel_scope.cancel()
     if as_json:
         print(as_object(files, reports, figures))
@@ -91,8 +93,11 @@ def private(config: Config, folder: Path, url: str) -> Config:
     )
 
 
-def daemon_figures(daemon: Daemon) -> dict[str, Any]:
-    """What the daemon as a whole counted, from its own metrics."""
+async def daemon_figures(daemon: Daemon) -> dict[str, Any]:
+    """What the daemon as a whole counted, from its own metrics; a packet may still be on its way out."""
+    with anyio.move_on_after(_LAST_WORDS_SECONDS):
+        while daemon.metrics.total("outbox_pending"):
+            await anyio.sleep(0.01)
     return {
         "events_total": int(daemon.metrics.total("events_total")),
         "intake_lag_events": int(daemon.metrics.total("intake_lag_events")),

@@ -210,24 +210,24 @@ async def test_wrong_configuration_ends_with_two_and_names_every_mistake(tmp_pat
         assert not daemon.data_dir.exists()
 
 
-async def test_a_data_directory_in_use_ends_with_one(tmp_path: Path) -> None:
+async def test_a_data_directory_in_use_ends_with_two(tmp_path: Path) -> None:
     with NatsServer() as server:
         async with at_sea(server, tmp_path / "first") as (first, _):
             with DaemonProcess(server.url, tmp_path / "second") as second:
                 second.settings["DATA_DIR"] = str(first.data_dir)
                 second.start()
-                assert await second.ended() == 1, second.log
+                assert await second.ended() == 2, second.log
                 assert f"{first.data_dir} is in use by process {first.pid}" in last_line(second)
                 assert "Traceback" not in second.log
             assert await first.stopped(GRACE) == 0
 
 
-async def test_an_admin_port_in_use_ends_with_one(tmp_path: Path) -> None:
+async def test_an_admin_port_in_use_ends_with_two(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with DaemonProcess("nats://127.0.0.1:1", tmp_path / "daemon", {"ADMIN__LISTEN": listen}) as daemon:
             daemon.start()
-            assert await daemon.ended() == 1, daemon.log
+            assert await daemon.ended() == 2, daemon.log
             assert f"cannot listen on {listen} (admin.listen)" in last_line(daemon)
             assert "Traceback" not in daemon.log
 
