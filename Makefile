@@ -44,9 +44,10 @@ comma := ,
 demo: $(VENV)/.demo
 	@$(BIN)/watchkeeper demo
 
-# make test WORKERS=2: files of tests beside each other.
+# Two files of tests beside each other; make test WORKERS=0: one after the other.
+WORKERS ?= 2
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest $(if $(WORKERS),-n $(WORKERS) --dist loadfile)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

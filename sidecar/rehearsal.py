@@ -96,7 +96,7 @@ def private(config: Config, folder: Path, url: str) -> Config:
 async def daemon_figures(daemon: Daemon) -> dict[str, Any]:
     """What the daemon as a whole counted, from its own metrics; a packet may still be on its way out."""
     with anyio.move_on_after(_LAST_WORDS_SECONDS):
-        while daemon.metrics.total("outbox_pending"):
+        while daemon.metrics.total("outbox_pending"):  # noqa: ASYNC110
             await anyio.sleep(0.01)
     return {
         "events_total": int(daemon.metrics.total("events_total")),
