@@ -28,7 +28,7 @@ from sidecar.large_states import whole_state
 from sidecar.runs import HotRun, Runs
 from sidecar.states import FOLD_VERSION
 from sidecar.transport.blobs import Blobs
-from sidecar.transport.inventory import subjects_held
+from sidecar.transport.inventory import runs_with_state
 from sidecar.transport.jetstream import Link
 from sidecar.transport.publisher import LanePublisher
 from storage.records import JournalEntry, Rebase, Unit
@@ -88,14 +88,8 @@ class Heritage:
         if self._read:
             return
         desk, self._waiting = self._desk, []
-        held = await subjects_held(
-            self._link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
-        )
         created = datetime.fromisoformat(desk.cursor.stream_created)
-        for subject in held:
-            run = subject.rsplit(".", 1)[1]
-            if run == subjects.LANE_TOKEN:
-                continue
+        for run in await runs_with_state(self._link, desk.tenant, desk.lane):
             state = await self._state(run)
             if state is None or state.tombstones:
                 continue

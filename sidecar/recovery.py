@@ -27,7 +27,7 @@ from sidecar.ranges import Reading, tail_items
 from sidecar.retention import adopt_tombstone
 from sidecar.states import FOLD_VERSION
 from sidecar.transport.blobs import Blobs
-from sidecar.transport.inventory import subjects_held
+from sidecar.transport.inventory import runs_with_state
 from sidecar.transport.jetstream import Link
 from sidecar.transport.publisher import LanePublisher
 from storage.records import Adoption, CheckpointRow
@@ -41,14 +41,8 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
     Call once everything up to now is folded. A state that cannot be read is left alone and told.
     """
     adopted, blobs = 0, Blobs(link)
-    held = await subjects_held(
-        link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
-    )
-    for subject in sorted(held):
-        run = subject.rsplit(".", 1)[1]
-        if run == subjects.LANE_TOKEN:
-            continue
-        found = await publisher.get_last(subject)
+    for run in await runs_with_state(link, desk.tenant, desk.lane):
+        found = await publisher.get_last(subjects.state(desk.tenant, desk.lane, run))
         if found is None:
             continue
         try:
@@ -73,14 +67,10 @@ async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bo
         return False
     stream, blobs = datetime.fromisoformat(cursor.stream_created), Blobs(link)
     ended = set(await desk.store.each_run(desk.tenant, desk.lane, lambda row: row.run, finished=True))
-    held = await subjects_held(
-        link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{desk.tenant}.{desk.lane}.>"
-    )
-    for subject in held:
-        run = subject.rsplit(".", 1)[1]
-        if run == subjects.LANE_TOKEN or run in ended:
+    for run in await runs_with_state(link, desk.tenant, desk.lane):
+        if run in ended:
             continue
-        found = await publisher.get_last(subject)
+        found = await publisher.get_last(subjects.state(desk.tenant, desk.lane, run))
         try:
             state = None if found is None else await whole_state(blobs, found[1])
         except ProtocolError:

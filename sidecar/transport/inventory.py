@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from protocol import subjects
+from protocol.identifiers import is_token
 from sidecar.transport.errors import ApiError, Unavailable
 from sidecar.transport.jetstream import Link
 
@@ -20,6 +22,13 @@ async def subjects_held(link: Link, stream: str, filter_subject: str) -> dict[st
         offset += len(page)
         if not page or offset >= int(info.get("total", 0)):
             return found
+
+
+async def runs_with_state(link: Link, tenant: str, lane: str) -> list[str]:
+    """The lane's runs that have a state in the state stream, by name; a subject that names no run is passed
+    over. Raises Unavailable."""
+    held = await subjects_held(link, subjects.STREAM_STATE, f"{subjects.PREFIX}.state.{tenant}.{lane}.*")
+    return sorted(filter(is_token, (subject.rpartition(".")[2] for subject in held)))
 
 
 async def purge(link: Link, stream: str, subject: str, *, through: int | None = None) -> int:

@@ -41,7 +41,8 @@ class StreamFacts(msgspec.Struct, frozen=True):
     messages: int
 
 
-def _desired(replicas: int, max_age_seconds: int) -> dict[str, dict[str, Any]]:
+def desired_streams(replicas: int, max_age_seconds: int) -> dict[str, dict[str, Any]]:
+    """Each stream's settings as they must be, by name."""
     common: dict[str, Any] = {"retention": "limits", "storage": "file", "num_replicas": replicas}
     return {
         subjects.STREAM_IN: {
@@ -83,7 +84,7 @@ async def ensure_streams(
     unusable or may not be made.
     """
     facts: dict[str, StreamFacts] = {}
-    for name, wanted in _desired(replicas, max_age_seconds).items():
+    for name, wanted in desired_streams(replicas, max_age_seconds).items():
 
         async def one(name: str = name, wanted: dict[str, Any] = wanted) -> dict[str, Any]:
             return await _ensure(link, name, wanted)
@@ -100,7 +101,7 @@ async def ensure_streams(
 async def missing_streams(link: Link) -> list[str]:
     """Which of the four the broker says it does not have, each asked for once. Raises Unavailable."""
     missing = []
-    for name in _desired(1, 0):
+    for name in desired_streams(1, 0):
         try:
             await link.api(f"STREAM.INFO.{name}")
         except ApiError as error:

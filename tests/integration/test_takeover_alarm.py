@@ -45,3 +45,15 @@ async def test_only_the_same_fold_must_come_to_the_same_ledger(
             assert await box.metric("ledger_mismatches_total") == alarms
             # Whatever a state says, the stream is what counts.
             assert [item["text"] for item in packet["task"]["constraints"]] == ["Never push."]
+
+
+async def test_a_state_subject_that_names_no_run_holds_nobody_up(tmp_path: Path) -> None:
+    with NatsServer() as server:
+        async with blackbox(server, tmp_path / "one") as box:
+            run = await box.start()
+            await box.packet(run)
+            for token in ("_odd", "a$b", f"{run}.more"):
+                await box.js.publish(f"wk.v1.state.acme.main.{token}", b"rubbish")
+        async with blackbox(server, tmp_path / "two") as box:
+            box.newest[run] = 0
+            assert (await box.packet(run))["task"]["goal"] == "Ship it."

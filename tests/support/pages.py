@@ -24,7 +24,7 @@ from sidecar.core.validation import CHECKS, Check
 from sidecar.core.window import HYSTERESIS, LEVELS, BudgetSettings
 from sidecar.metric_labels import RESUME_CODES, RUN_CODES, SEVERITIES
 from sidecar.metric_surface import PREFIX, SURFACE
-from sidecar.transport.topology import _desired, ensure_streams
+from sidecar.transport.topology import desired_streams, ensure_streams
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PAGES: Final = (ROOT / "README.md", ROOT / "deploy" / "reference.md", ROOT / "deploy" / "README.md")
@@ -227,7 +227,7 @@ def streams() -> str:
     """The streams as the daemon makes them."""
     rows = []
     age = inspect.signature(ensure_streams).parameters["max_age_seconds"].default
-    for name, wanted in _desired(1, age).items():
+    for name, wanted in desired_streams(1, age).items():
         held, full = STREAM_MEANINGS[name]
         days = wanted.get("max_age", 0) // (86_400 * 10**9)
         kept = "the last of each subject" if wanted.get("max_msgs_per_subject") == 1 else "everything"
