@@ -38,7 +38,10 @@ GROUP_UNITS: Final = 256
 GROUP_WEIGHT: Final = 8 * 1024 * 1024
 """Bytes of payload after which a group is closed; one unit may be larger by itself."""
 CHECKPOINT_WEIGHT: Final = 4 * 1024 * 1024
-"""Bytes of payload after which the log is copied into the database file, between two commits."""
+"""Bytes written after which the log is copied into the database file, between two commits. The log is begun
+anew then: a file that is written over needs no change of its size on disk, which takes as long as the rest."""
+COMMIT_WEIGHT: Final = 16 * 1024
+"""Bytes that a commit writes whatever is in it: the log holds whole pages."""
 BEAT_SECONDS: Final = 5.0
 
 
@@ -184,7 +187,7 @@ class Writer:
         self._beat()
         if messages is not None:
             self.full = False
-            self._unchecked += sum(job.weight for job in group)
+            self._unchecked += sum((job.weight for job in group), COMMIT_WEIGHT)
             self._due = self._compaction.committed(messages)
             for job in group:
                 job.done.set()
