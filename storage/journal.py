@@ -55,7 +55,7 @@ def append(
     heads: list[tuple[Any, ...]] = []
     bodies: list[tuple[int, bytes]] = []
     marks: list[tuple[int, int, int, int]] = []
-    first = entry = tx.places.next_entry
+    first = entry = tx.next_entry
     touched = set()
     for message in entries:
         state = tx.run(lane_no, message.run)
@@ -91,7 +91,7 @@ def append(
         state.chain = message.chain
         touched.add(message.run)
         entry += 1
-    tx.places.next_entry = entry
+    tx.next_entry = entry
     _insert(tx.connection, _HEAD, _HEADS, heads)
     _insert(tx.connection, _BODY, _MANY_BODIES, bodies)
     tx.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)

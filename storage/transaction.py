@@ -69,13 +69,22 @@ class Transaction:
             known.runs.clear()
         self.places = known
 
+    @property
+    def next_entry(self) -> int:
+        """The journal's next local number."""
+        return self.places.next_entry
+
+    @next_entry.setter
+    def next_entry(self, number: int) -> None:
+        self.places.next_entry = number
+
     def mark(self) -> tuple[int, int]:
         """Where a savepoint begins, for ``rewind``."""
-        return self.places.next_entry, len(self.keys)
+        return self.next_entry, len(self.keys)
 
     def rewind(self, mark: tuple[int, int]) -> None:
         """Forget what was learnt since ``mark``: the savepoint was rolled back."""
-        self.places.next_entry = mark[0]
+        self.next_entry = mark[0]
         del self.keys[mark[1] :]
         self.places.runs.clear()
         self.places.lanes.clear()

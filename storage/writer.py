@@ -40,8 +40,9 @@ GROUP_WEIGHT: Final = 8 * 1024 * 1024
 CHECKPOINT_WEIGHT: Final = 4 * 1024 * 1024
 """Bytes written after which the log is copied into the database file, between two commits. The log is begun
 anew then: a file that is written over needs no change of its size on disk, which takes as long as the rest."""
-COMMIT_WEIGHT: Final = 16 * 1024
-"""Bytes that a commit writes whatever is in it: the log holds whole pages."""
+COMMIT_WEIGHT: Final = 8 * 1024
+"""What a commit writes beside what is in it: the log holds whole pages. Less than it is, so that the copying, which
+the next commit waits for, stays seldom."""
 BEAT_SECONDS: Final = 5.0
 
 
