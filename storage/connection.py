@@ -73,16 +73,18 @@ class Connection:
         loop = asyncio.get_running_loop()
 
         def hop() -> None:
-            told: BaseException | None = None
-            result = None
             try:
                 result = work(self._raw._conn)
             except sqlite3.Error as error:
                 told = translate(error, self._path)
                 told.__cause__ = error
+                loop.call_soon_threadsafe(then, None, told)
             except BaseException as error:
-                told = error
-            loop.call_soon_threadsafe(then, result, told)
+                loop.call_soon_threadsafe(then, None, error)
+                # The driver's thread notes it and lives on.
+                raise
+            else:
+                loop.call_soon_threadsafe(then, result, None)
 
         self._raw._tx.put_nowait((None, hop))
 
