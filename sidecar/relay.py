@@ -1,10 +1,12 @@
 """The outbox relay of one lane: sends what was committed, in order, each message once in effect.
 
-It reads committed rows only and removes a row after the broker has it. It decides nothing about
+It reads committed rows only and removes a row after the broker has it, not always at once. It decides nothing about
 content. A former owner's write is refused by the broker, and the relay stops then.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import anyio
 import structlog
@@ -21,6 +23,9 @@ from storage.records import StoredOutbox
 
 _BATCH = 128
 _PAUSE_SECONDS = 1.0
+_REMOVE_SECONDS = 1.0
+"""How long sent rows stay in the store while others follow: taking each out by itself is one more commit in the way
+of an event's."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,33 +44,39 @@ class Relay:
         """Rows committed and not yet sent, as of the last look."""
         self._sent: list[int] = []
         """Rows the broker has and the store still lists."""
+        self._removed_at = 0.0
 
     async def run(self) -> None:
         last = 0
-        while True:
-            if self._sent:
-                # The disk refused to remove them. They go out no second time; it is asked again.
-                await anyio.sleep(_PAUSE_SECONDS)
-                await self._remove()
-            rows = await self._desk.store.outbox(
-                self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH
-            )
-            if not rows:
-                self._show(0)
-                if not self._sent:
-                    await self._desk.wait_outgoing()
-                continue
-            self._show(await self._desk.store.outbox_count(self._desk.tenant, self._desk.lane))
-            try:
+        try:
+            while True:
+                rows = await self._desk.store.outbox(
+                    self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH
+                )
+                if rows:
+                    self._show(await self._waiting(rows))
                 for row in rows:
                     await self._send(row)
                     self._desk.left(row.msg_id)
                     self._sent.append(row.id)
                     last = row.id
-            finally:
-                # A row sent but not removed is sent again with the same id: harmless, so no shield on kill.
-                with anyio.CancelScope(shield=True):
+                if not rows or self._desk.mono() - self._removed_at >= _REMOVE_SECONDS:
                     await self._remove()
+                if len(rows) < _BATCH:
+                    self._show(0)
+                    # What was sent and could not be removed is not asked for in a circle.
+                    with anyio.move_on_after(_REMOVE_SECONDS if self._sent else None):
+                        await self._desk.wait_outgoing()
+        finally:
+            # A row sent but not removed is sent again with the same id: harmless, so no shield on kill.
+            with anyio.CancelScope(shield=True):
+                await self._remove()
+
+    async def _waiting(self, rows: Sequence[StoredOutbox]) -> int:
+        """How many there are, of which these are the first."""
+        if len(rows) < _BATCH:
+            return len(rows)
+        return await self._desk.store.outbox_count(self._desk.tenant, self._desk.lane) - len(self._sent)
 
     async def _remove(self) -> None:
         """Take what was sent out of the store; a full or busy disk keeps it for the next time."""
@@ -73,6 +84,7 @@ class Relay:
             if self._sent:
                 await self._desk.store.outbox_sent(self._sent)
             self._sent = []
+            self._removed_at = self._desk.mono()
         except (StorageFull, StorageBusy) as error:
             log.warning("sent messages not removed yet: storage refuses", error=str(error))
 

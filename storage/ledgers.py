@@ -22,10 +22,15 @@ def write(
     for row in rows:
         state = tx.run(lane_no, row.run)
         named.add(row.run)
+        if row.family != state.family or row.parent != state.parent:
+            # By itself: a column of an index that is named in an UPDATE is taken out and put in again.
+            tx.connection.execute(
+                "UPDATE runs SET family = ?, parent = ? WHERE run_no = ?",
+                (row.family, row.parent, state.run_no),
+            )
+            state.family, state.parent = row.family, row.parent
         whole.append(
             (
-                row.family,
-                row.parent,
                 row.finished,
                 state.last_entry,
                 state.version,
@@ -37,8 +42,8 @@ def write(
             )
         )
     tx.connection.executemany(
-        "UPDATE runs SET family = ?, parent = ?, finished = ?, last_entry = ?, version = ?, "
-        "position = ?, chain = ?, view = ?, head = ? WHERE run_no = ?",
+        "UPDATE runs SET finished = ?, last_entry = ?, version = ?, position = ?, chain = ?, view = ?, head = ? "
+        "WHERE run_no = ?",
         whole,
     )
     for run in touched:
