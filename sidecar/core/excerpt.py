@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from protocol.codec import canonical
@@ -126,7 +127,9 @@ def substance(text: str) -> str:
             break
         rest = after
     rest = rest.lstrip()
-    return _CRY.sub("", rest, count=1) or rest or text
+    # Not ``sub``: it would look for the beginning of the text at each of its characters.
+    cry = _CRY.match(rest)
+    return (rest[cry.end() :] if cry is not None else rest) or rest or text
 
 
 def last_line(text: str, limit: int = NOTE_CHARS) -> str:
@@ -148,9 +151,11 @@ def only_line(text: str, limit: int = NOTE_CHARS) -> str | None:
 
 def first_sentence(text: str, limit: int = NOTE_CHARS) -> str:
     """The beginning of a text up to the end of its first sentence or line, clipped."""
-    for line in _lines(substance(text)):
-        found = _SENTENCE_END.search(line)
-        return clip(line[: found.end()] if found is not None else line, limit)
+    for line in islice(_split(substance(text)), _LINES_LOOKED_AT):
+        cleaned = _beginning(line[:_LINE_CHARS], limit)
+        if cleaned:
+            found = _SENTENCE_END.search(cleaned)
+            return clip(cleaned[: found.end()] if found is not None else cleaned, limit)
     return ""
 
 
@@ -164,8 +169,29 @@ def cut_at_sentence(text: str, limit: int) -> str:
     return text[:end]
 
 
+def _beginning(line: str, limit: int) -> str:
+    """``plain(line)``, or of a long line whole words at its beginning, more than ``limit`` characters: all that a
+    piece of it can show."""
+    head = line[: 2 * limit]
+    cleaned = plain(head)
+    if len(head) < len(line):
+        cleaned = cleaned[: cleaned.rfind(" ") + 1]
+        if len(cleaned) <= limit:
+            return plain(line)
+    return cleaned
+
+
+def _split(text: str) -> Iterator[str]:
+    """As ``splitlines``, but one after the other: mostly the first one is all that is asked for."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield from text[start:end].splitlines()
+        start = end
+
+
 def _lines(text: str) -> Iterator[str]:
-    for line in text.splitlines()[:_LINES_LOOKED_AT]:
+    for line in islice(_split(text), _LINES_LOOKED_AT):
         cleaned = plain(line[:_LINE_CHARS])
         if cleaned:
             yield cleaned

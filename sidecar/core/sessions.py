@@ -29,9 +29,7 @@ def is_foreign(ledger: Ledger, event: Event, channel: Channel) -> bool:
     session, current = event.session, ledger.head.session
     if session == current:
         return False
-    return (
-        channel == "event" and session is not None and current is not None and type(event) not in BEGINS
-    )
+    return channel == "event" and session is not None and current is not None and type(event) not in BEGINS
 
 
 def arrive(ledger: Ledger, event: Event, channel: Channel) -> tuple[Arrival, Gap | None]:
