@@ -177,21 +177,23 @@ class Index:
 
     def _call(self, old: Call | None, new: Call | None) -> None:
         if old is not None and old.state == "open":
-            left = tuple(key for key in self.open_calls.get(old.call_id, ()) if key != old.id)
+            keys = self.open_calls.get(old.call_id, ())
+            left = () if keys == (old.id,) else tuple([key for key in keys if key != old.id])
             if left:
                 self.open_calls[old.call_id] = left
             else:
                 self.open_calls.pop(old.call_id, None)
-            self._count_call(old, -1)
+            if old.operation_id is not None:
+                self._count_call(old.operation_id, -1)
         if new is not None and new.state == "open":
             self.open_calls[new.call_id] = (*self.open_calls.get(new.call_id, ()), new.id)
-            self._count_call(new, 1)
+            if new.operation_id is not None:
+                self._count_call(new.operation_id, 1)
 
-    def _count_call(self, call: Call, change: int) -> None:
-        if call.operation_id is not None:
-            self.calls_of_operation[call.operation_id] += change
-            if not self.calls_of_operation[call.operation_id]:
-                del self.calls_of_operation[call.operation_id]
+    def _count_call(self, operation: str, change: int) -> None:
+        self.calls_of_operation[operation] += change
+        if not self.calls_of_operation[operation]:
+            del self.calls_of_operation[operation]
 
 
 def _held(item: Operation | None) -> tuple[tuple[str, str], tuple[int, str]] | None:
