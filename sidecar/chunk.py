@@ -70,6 +70,9 @@ class Chunk:
         """Type → messages folded: counted here and told once, since a call for each costs as much as folding."""
         self.marks: dict[str, PacketReason] = {}
         """Run → why a packet of it may be due."""
+        self.waits: dict[str, dict[str, float | None]] = {}
+        """Run → what began to wait, or waits no longer (``deadlines.note_changes``): told once at the end, since most
+        of it is over within the transaction."""
         self.after: list[Callable[[], None]] = []
         """Called after COMMIT, under the lock: other counters, waiters, compactions to prepare."""
         self.accepted: dict[Key, bytes] = {}

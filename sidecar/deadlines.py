@@ -9,7 +9,7 @@ not agree with the broker's.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -33,33 +33,39 @@ _AGAIN_SECONDS = 10.0
 log = structlog.get_logger(__name__)
 
 _WATCHED = ("operation", "call", "gap", "approval")
+_STALE = 1_000
+"""Waits that were over before their time, from which on they are taken out, if they are half of all."""
+
+Wait = tuple[str, float | None]
+"""Key, and when it began; None: it waits no longer."""
 
 
-def note_changes(hot: HotRun, stamp: float) -> list[tuple[str, float]]:
+def note_changes(hot: HotRun, stamp: float) -> Sequence[Wait]:
     """Record in the run's view when watched items began, from the broker's time of the message.
 
     Call after each folded message. Returns the keys that are new, with the moment each began (an approval:
-    the moment it expires).
+    the moment it expires), and with None those that wait no longer.
     """
-    since = hot.view.since
-    new: list[tuple[str, float]] = []
     changed = hot.ledger.changed
     if not changed:
-        return new
+        return ()
+    since = hot.view.since
+    told: list[Wait] = []
     for kind, item_id in changed:
         if kind not in _WATCHED:
             continue
         key = f"{kind}/{item_id}"
         begins = _begins(kind, hot.ledger.items[kind].get(item_id), stamp)
         if begins is None:
-            since.pop(key, None)
+            if since.pop(key, None) is not None:
+                told.append((key, None))
         elif key not in since or (kind == "approval" and since[key] != begins):
             since[key] = begins
-            new.append((key, begins))
+            told.append((key, begins))
     # Looked at once: what the messages before it in the transaction changed is not looked at again.
     hot.changed |= changed
     changed.clear()
-    return new
+    return told
 
 
 def _begins(kind: str, item: Any, stamp: float) -> float | None:
@@ -102,6 +108,8 @@ class Deadlines:
         """By the monotonic clock."""
         self._over: dict[tuple[str, str], float] = {}
         """(run, key) → when its newest wait is over, by the monotonic clock."""
+        self._stale = 0
+        """How many of ``_waits`` at least are for what waits no longer."""
         config = desk.config
         self._patience = {
             "operation": config.operations.unknown_after_seconds,
@@ -109,13 +117,16 @@ class Deadlines:
             "gap": config.intake.gap_after_seconds,
         }
 
-    def watch(self, run: str, began: list[tuple[str, float]]) -> None:
-        """Say so when the time of these is over; ``began`` is what ``note_changes`` returned."""
-        self._watch(run, began, now=self._desk.caught_up)
+    def watch(self, run: str, waits: Iterable[Wait]) -> None:
+        """Say so when the time of these is over; ``waits`` is what ``note_changes`` returned."""
+        self._watch(run, waits, now=self._desk.caught_up)
 
-    def _watch(self, run: str, began: Iterable[tuple[str, float]], *, now: bool) -> None:
+    def _watch(self, run: str, waits: Iterable[Wait], *, now: bool) -> None:
         """``now``: what waits has just begun. How long before it did else, only the wall clock can tell."""
-        for key, begins in began:
+        for key, begins in waits:
+            if begins is None:
+                self._forget(run, key)
+                continue
             if _is_moment(key):
                 heapq.heappush(self._moments, (begins, run, key))
                 continue
@@ -124,6 +135,16 @@ class Deadlines:
                 left = min(patience, max(0.0, begins + patience - self._desk.wall()))
             over = self._over[run, key] = self._desk.mono() + left
             heapq.heappush(self._waits, (over, run, key))
+
+    def _forget(self, run: str, key: str) -> None:
+        """It waits no longer. Nearly every call has its result long before its time: an hour of them is not kept."""
+        if self._over.pop((run, key), None) is None:
+            return
+        self._stale += 1
+        if self._stale >= max(_STALE, len(self._waits) // 2):
+            self._waits[:] = [wait for wait in self._waits if wait[1:] in self._over]
+            heapq.heapify(self._waits)
+            self._stale = 0
 
     async def run(self) -> None:
         """Until cancelled. Starts with everything that was waiting when the daemon last stopped."""

@@ -286,8 +286,8 @@ class Intake:
             hot.traceparent = chunk.traceparent = tracing.valid(event.traceparent)
         hot.chain = hashlib.sha256(hot.chain + item.sha256).digest()
         chunk.journal.append(self._entry(item, hot))
+        # Its own run is among them.
         chunk.touched |= outcome.touched
-        chunk.touched.add(item.run)
         return self._observer.folded(item.run, hot, outcome, item, chunk)
 
     def _refuse_forgotten(self, run: str, event: Event) -> None:
