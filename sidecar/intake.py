@@ -353,6 +353,8 @@ class Intake:
     def _reject(self, item: Incoming, problem: ProtocolError | None, chunk: Chunk) -> None:
         desk = self._desk
         problem = problem if problem is not None else ProtocolError("malformed", "no message")
+        # Its way here would hold the message, and itself, until the collector came by.
+        problem.__traceback__ = problem.__cause__ = problem.__context__ = None
         minute = int(item.delivery.stamp // 60)
         token = item.run or subjects.NO_RUN_TOKEN
         seen, count = self._minute.get(token, (minute, 0))

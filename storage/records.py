@@ -1,6 +1,7 @@
 """What goes into the store and what comes out: frozen rows of bytes and scalars.
 
-Nothing here knows what a body means; the sidecar encodes and decodes. Nothing here does I/O.
+Nothing here knows what a body means; the sidecar encodes and decodes. Nothing here does I/O. The rows that come
+by the message are kept from the garbage collector: nothing in them can be part of a cycle.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def link(previous: bytes, sha256: bytes) -> bytes:
     return hashlib.sha256(previous + sha256).digest()
 
 
-class JournalEntry(Struct, frozen=True, kw_only=True):
+class JournalEntry(Struct, frozen=True, gc=False, kw_only=True):
     """One folded message of a run, in the order it was folded.
 
     ``version`` is the ledger version after it, one more than that of the run's message before; ``position``
@@ -48,7 +49,7 @@ class JournalEntry(Struct, frozen=True, kw_only=True):
     redacted: bool = False
 
 
-class ItemRow(Struct, frozen=True, kw_only=True):
+class ItemRow(Struct, frozen=True, gc=False, kw_only=True):
     """One ledger item of a run. ``body`` None deletes the row; ``live`` False keeps it off the hot view."""
 
     run: str
@@ -58,7 +59,7 @@ class ItemRow(Struct, frozen=True, kw_only=True):
     live: bool = True
 
 
-class RunRow(Struct, frozen=True, kw_only=True):
+class RunRow(Struct, frozen=True, gc=False, kw_only=True):
     """A run's head and its short view, written whole. Last entry, version, position and chain are kept by
     the store from the journal."""
 
@@ -70,7 +71,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     finished: bool = False
 
 
-class OutboxRow(Struct, frozen=True, kw_only=True):
+class OutboxRow(Struct, frozen=True, gc=False, kw_only=True):
     """One message that has to leave."""
 
     stream: OutboxStream
