@@ -1,7 +1,8 @@
 """What runs take in memory, as far as it can be told from their rows, and giving memory back to the system.
 
 What a start reads and lets go lies scattered over the allocator's own stock, which keeps it: 20 MiB after a
-start beside ten thousand runs. How often the garbage collector looks is set here too. Nothing here frees what is in use, or decides what is let go.
+start beside ten thousand runs. How often the garbage collector looks is set here too. Nothing here frees what
+is in use, or decides what is let go.
 """
 
 from __future__ import annotations
