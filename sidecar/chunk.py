@@ -93,6 +93,11 @@ class Flight:
         # A plain task, not a group: what the storage raises must reach the reader unwrapped.
         self._task = asyncio.create_task(commit)
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return self._task.done()
+
     async def landed(self) -> None:
         """Wait for its end, whatever becomes of the caller. Raises what the commit raised."""
         with anyio.CancelScope(shield=True):
