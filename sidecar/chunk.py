@@ -33,6 +33,7 @@ class Incoming:
         "event",
         "hints",
         "key",
+        "number",
         "problem",
         "redacted",
         "run",
@@ -52,6 +53,8 @@ class Incoming:
         self.event: Event | None = None
         self.problem: ProtocolError | None = None
         self.key: Key | None = None
+        self.number: int | None = None
+        """What the store says of ``key``, unless that was changed."""
 
 
 class Chunk:

@@ -132,15 +132,16 @@ class Intake:
             self._known.bound()
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> list[Incoming]:
-        incoming = []
+        incoming, usual = [], []
         for number, delivery in enumerate(deliveries, 1):
             if _is_large(delivery):
-                incoming.append(await anyio.to_thread.run_sync(self._decode, delivery))
+                item = await anyio.to_thread.run_sync(self._decode, delivery)
             else:
-                incoming.append(self._decode(delivery))
+                item = self._decode(delivery)
+                usual.append(item)
+            incoming.append(item)
             if number % _DECODED_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-        usual = [item for item in incoming if not _is_large(item.delivery)]
         for item, hints in zip(usual, all_hinted([item.body for item in usual]), strict=True):
             item.hints = hints
         return incoming
@@ -266,7 +267,7 @@ class Intake:
             if item.sha256 in told:
                 chunk.after.append(desk.metrics.duplicate)
                 return False
-            item.key = again_key(first, len(told) + 1)
+            item.key, item.number = again_key(first, len(told) + 1), None
         if item.run == subjects.LANE_TOKEN:
             self._lane_record(item.event)
             name = type_of(item.event)
@@ -344,6 +345,7 @@ class Intake:
             chain=hot.chain,
             body=item.body,
             redacted=item.redacted,
+            key=item.number,
         )
 
     def _lane_record(self, event: Event) -> None:

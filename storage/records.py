@@ -33,7 +33,8 @@ class JournalEntry(Struct, frozen=True, gc=False, kw_only=True):
     is the run's position then (a record message repeats it, 0 before the first). ``sha256`` is of the bytes
     as received, ``chain`` is ``link(chain before, sha256)`` over all folded messages of the run. ``body`` is
     what is kept: equal to the bytes received unless ``redacted``. Read back, ``b""`` means not asked for, or
-    gone with its run.
+    gone with its run. ``key`` is what ``Store.keys`` says of (run, channel, event id), where that was asked; it is
+    not read back.
     """
 
     run: str
@@ -47,6 +48,7 @@ class JournalEntry(Struct, frozen=True, gc=False, kw_only=True):
     chain: Bytes32
     body: bytes
     redacted: bool = False
+    key: int | None = None
 
 
 class ItemRow(Struct, frozen=True, gc=False, kw_only=True):
