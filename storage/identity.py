@@ -40,6 +40,17 @@ def identity_key(tenant: str, lane: str, run: str, channel: str, event_id: str) 
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
+def identity_keys(tenant: str, lane: str, names: Iterable[IdKey]) -> list[int]:
+    """``identity_key`` of each."""
+    begin = f"{tenant}\0{lane}\0"
+    return [
+        int.from_bytes(
+            blake2b(f"{begin}{run}\0{channel}\0{event_id}".encode(), digest_size=8).digest(), "big"
+        )
+        for run, channel, event_id in names
+    ]
+
+
 class Segment(Struct, frozen=True):
     """The filter of one sealed segment: a key's high bits choose a bucket, its two low bytes are kept."""
 

@@ -37,7 +37,7 @@ from storage.connection import Connection, open_reader, open_writer
 from storage.data_dir import DATABASE, DataDir
 from storage.errors import StorageClosed
 from storage.evidence import StoredMessage
-from storage.identity import Identity, IdKey, identity_key
+from storage.identity import Identity, IdKey, identity_key, identity_keys
 from storage.records import (
     AttemptRow,
     BrokenLink,
@@ -215,6 +215,14 @@ class Store:
     def maybe_known(self, tenant: str, lane: str, run: str, channel: Channel, event_id: str) -> bool:
         """False: this id was certainly never committed. True: ask ``find_ids``. Touches memory only."""
         return self._identity.maybe(identity_key(tenant, lane, run, channel, event_id))
+
+    def keys(self, tenant: str, lane: str, names: Sequence[IdKey]) -> list[int]:
+        """The key of each (run, channel, event id): for ``maybe_stored``, and for its entry when it comes."""
+        return identity_keys(tenant, lane, names)
+
+    def maybe_stored(self, key: int) -> bool:
+        """What ``maybe_known`` says, by the key."""
+        return self._identity.maybe(key)
 
     async def find_ids(self, tenant: str, lane: str, keys: Sequence[IdKey]) -> dict[IdKey, StoredId]:
         """Of (run, channel, event id) those that are committed, and where. Queued units are not seen."""
