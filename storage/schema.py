@@ -18,6 +18,10 @@ from storage.errors import NotOurs, SchemaTooNew, StorageCorrupt
 
 APPLICATION_ID: Final = 0x57_4B_50_52  # "WKPR"
 CHECKED_BYTES: Final = 1024 * 1024 * 1024
+PAGE_BYTES: Final = 8192
+"""Of a new database. Bodies of about 1 KiB leave a quarter of a page of 4 KiB empty, an eighth of one of 8 KiB; 16 KiB
+would save 5 % more of the disk, but single commits write whole pages to the log. A database keeps the size it was
+made with."""
 
 
 class Migration(Struct, frozen=True):

@@ -68,7 +68,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS: Final = 2
-_PAGE_BYTES: Final = 4096
 
 
 class Store:
@@ -101,7 +100,7 @@ class Store:
         cls,
         data_dir: Path,
         *,
-        max_pages: int | None = None,
+        max_bytes: int | None = None,
         on_beat: Callable[[], None] = lambda: None,
         busy_timeout_ms: int = 5000,
         migrations: Sequence[schema.Migration] | None = None,
@@ -109,7 +108,7 @@ class Store:
     ) -> Self:
         """Lock the directory, check and migrate the database, load what stays in memory.
 
-        ``max_pages`` bounds the database file (4 KiB pages); ``on_beat`` is called by the writer at each
+        ``max_bytes`` bounds the database file; ``on_beat`` is called by the writer at each
         turn, at least every few seconds. The other arguments are for tests.
 
         Raises AlreadyOpen, StorageCorrupt (see ``set_aside``), SchemaTooNew, NotOurs, StorageFull, StorageIo;
@@ -121,8 +120,8 @@ class Store:
                 held = await anyio.to_thread.run_sync(DataDir.take, data_dir)
             stack.callback(held.release)
             path = held.database
-            held.limit = None if max_pages is None else max_pages * _PAGE_BYTES
-            writing = await open_writer(path, max_pages=max_pages, busy_timeout_ms=busy_timeout_ms)
+            held.limit = max_bytes
+            writing = await open_writer(path, max_bytes=max_bytes, busy_timeout_ms=busy_timeout_ms)
             stack.push_async_callback(writing.close)
             info = await writing.run(_prepare, path, migrations or schema.migrations())
             identity = Identity()
