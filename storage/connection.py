@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from storage.data_dir import require_file
-from storage.errors import StorageClosed, StorageError, translate
+from storage.errors import StorageClosed, StorageCorrupt, StorageError, translate
 from storage.schema import PAGE_BYTES
 
 P = ParamSpec("P")
@@ -36,6 +36,8 @@ class Connection:
         self._raw = raw
         self._path = path
         self._closed = False
+        self.damaged = False
+        """Whether damage was met."""
 
     async def run(
         self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -55,8 +57,17 @@ class Connection:
 
         try:
             return cast(T, await self._raw._execute(hop))  # type: ignore[no-untyped-call]
+        except StorageCorrupt:
+            self.damaged = True
+            raise
         except sqlite3.Error as error:
-            raise translate(error, self._path) from error
+            told = translate(error, self._path)
+            self.damaged = self.damaged or isinstance(told, StorageCorrupt)
+            raise told from error
+
+    def interrupt(self) -> None:
+        """Have the statement under way end at once, with an error of the driver; from any thread."""
+        self._raw._conn.interrupt()
 
     async def close(self) -> None:
         """Close after the work handed over so far; never left half way by a cancellation. Idempotent."""
