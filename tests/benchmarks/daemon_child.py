@@ -7,6 +7,7 @@ event loop runs only when it is asked for. Settings come from the environment, a
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -149,6 +150,9 @@ async def main() -> None:
     config = load_config(None, os.environ, {})
     logs.configure(config.logs.level, config.logs.format)
     daemon = Daemon(config)
+    # As the command does.
+    gc.collect()
+    gc.freeze()
     watch = Watch(daemon)
     work = asyncio.create_task(daemon.run())
     follow = asyncio.create_task(watch.follow())
