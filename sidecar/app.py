@@ -41,7 +41,7 @@ from storage.errors import StorageBusy, StorageCorrupt, StorageFull
 from storage.store import Store
 
 _RETRY_SECONDS = 1.0
-_PAGES_PER_MIB = 256
+_MIB = 1024 * 1024
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = structlog.get_logger(__name__)
@@ -132,11 +132,11 @@ class Daemon:
         """The open store; ``None`` if told to stop before the disk let us. A damaged file is moved aside:
         the streams fill a new one."""
         folder, max_mib = self.config.data_dir, self.config.storage.max_mib
-        max_pages = None if max_mib is None else max_mib * _PAGES_PER_MIB
+        max_bytes = None if max_mib is None else max_mib * _MIB
         while not self.stop.is_set():
             try:
                 store = await Store.open(
-                    folder, max_pages=max_pages, on_beat=lambda: self.health.beat("writer")
+                    folder, max_bytes=max_bytes, on_beat=lambda: self.health.beat("writer")
                 )
                 self.health.set("storage", True)
                 return await stack.enter_async_context(store)

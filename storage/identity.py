@@ -26,7 +26,7 @@ SIGN: Final = 1 << 63
 PAIR: Final = 16
 """Bytes of one (key, entry) pair: two big-endian 64-bit numbers, so that pairs sort as bytes."""
 BLOCK_PAIRS: Final = 240
-"""A block of so many pairs fills one 4 KiB page and needs no overflow page."""
+"""A block of so many pairs fills a page of 4 KiB, or half one of 8 KiB, and needs no overflow page."""
 BUCKET_KEYS: Final = 32
 _ATTEMPTS: Final = 5
 

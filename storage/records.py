@@ -295,10 +295,10 @@ class Counts(Struct, frozen=True, kw_only=True):
 
 
 class StoreInfo(Struct, frozen=True, kw_only=True):
-    """What opening found. ``quick_check`` is ``skipped`` for files over 1 GiB."""
+    """What opening found. ``quick_check`` is ``skipped`` for files over 1 GiB, ``later`` where it follows."""
 
     path: str
     schema_version: int
     migrated_from: int
     sqlite_version: str
-    quick_check: Literal["ok", "skipped"]
+    quick_check: Literal["ok", "later", "skipped"]

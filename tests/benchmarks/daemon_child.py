@@ -150,6 +150,7 @@ async def main() -> None:
     config = load_config(None, os.environ, {})
     logs.configure(config.logs.level, config.logs.format)
     daemon = Daemon(config)
+    # As the command does.
     collect_seldom()
     watch = Watch(daemon)
     work = asyncio.create_task(daemon.run())

@@ -202,7 +202,7 @@ async def test_the_writer_beats(tmp_path: Path) -> None:
 
 async def test_a_bounded_file_is_told_as_full_until_a_commit_succeeds(tmp_path: Path) -> None:
     run = Messages()
-    async with opened(tmp_path, max_pages=120) as store:
+    async with opened(tmp_path, max_bytes=480 * 1024) as store:
         stored = 0
 
         async def until_full() -> None:
@@ -227,7 +227,7 @@ async def test_a_bounded_file_is_told_as_full_until_a_commit_succeeds(tmp_path: 
 
 
 async def test_full_ends_with_the_next_commit_that_fits(tmp_path: Path) -> None:
-    async with opened(tmp_path, max_pages=120) as store:
+    async with opened(tmp_path, max_bytes=480 * 1024) as store:
         with pytest.raises(StorageFull):
             await commit(store, meta={"large": b"x" * 1_000_000})
         assert store.full
