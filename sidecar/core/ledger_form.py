@@ -6,33 +6,42 @@ Nothing is read but the ledger. CPU only, linear in the ledger: run it off the l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from protocol.codec import canonical, encode
+from protocol.codec import canonical, canonical_parts, encode
 from sidecar.core.state import ITEM_TYPES, Head, Ledger
 
-_AT_ONCE: Final = 64 * 1024
+_ITEMS_AT_ONCE: Final = 64
+"""Items written in one call: the interpreter is kept for as long."""
+_HASHED_AT_ONCE: Final = 64 * 1024
 """Bytes hashed at a time: the interpreter is given up for each, which costs as much as the hash of a small one."""
+MAY_HAVE_FRACTIONS: Final = {"evidence": "value"}
+"""By collection the only field of its items that can hold a number with a fraction. None holds raw JSON."""
 
 
 def ledger_json(ledger: Ledger) -> bytes:
     """The JSON of ``ledger_value``."""
-    return b"".join(_pieces(ledger, encode))
+    return b"".join(_pieces(encode(ledger.head), ledger, _plain_items))
 
 
 def ledger_digest(ledger: Ledger) -> str:
     """The digest of ``ledger_value``: ``sha256:<hex>`` over its canonical form."""
     whole, waiting = hashlib.sha256(), bytearray()
-    for piece in _pieces(ledger, canonical):
+    for piece in _canonical(ledger):
         waiting += piece
-        if len(waiting) >= _AT_ONCE:
+        if len(waiting) >= _HASHED_AT_ONCE:
             whole.update(waiting)
             waiting.clear()
     whole.update(waiting)
     return f"sha256:{whole.hexdigest()}"
+
+
+def ledger_canonical(ledger: Ledger) -> bytes:
+    """The canonical form of ``ledger_value``, which is JSON of it as well."""
+    return b"".join(_canonical(ledger))
 
 
 class _Form(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,13 +69,30 @@ def ledger_of(form: bytes) -> Ledger:
     return ledger
 
 
-def _pieces(ledger: Ledger, written: Callable[[Any], bytes]) -> Iterator[bytes]:
-    yield b'{"head":' + written(ledger.head) + b',"items":{'
+def _canonical(ledger: Ledger) -> Iterator[bytes]:
+    return _pieces(canonical(ledger.head), ledger, _canonical_items)
+
+
+def _canonical_items(kind: str, items: Sequence[Any]) -> bytes:
+    field = MAY_HAVE_FRACTIONS.get(kind)
+    if field is not None and any(isinstance(getattr(item, field), float) for item in items):
+        return b",".join(map(canonical, items))
+    return canonical_parts(items)
+
+
+def _plain_items(kind: str, items: Sequence[Any]) -> bytes:
+    return encode(items)[1:-1]
+
+
+def _pieces(head: bytes, ledger: Ledger, written: Callable[[str, Sequence[Any]], bytes]) -> Iterator[bytes]:
+    yield b'{"head":' + head + b',"items":{'
     kinds = sorted(kind for kind, items in ledger.items.items() if items)
     for number, kind in enumerate(kinds):
         items = ledger.items[kind]
         yield (b',"' if number else b'"') + kind.encode() + b'":['
-        for place, key in enumerate(sorted(items)):
-            yield (b"," if place else b"") + written(items[key])
+        keys = sorted(items)
+        for first in range(0, len(keys), _ITEMS_AT_ONCE):
+            some = written(kind, [items[key] for key in keys[first : first + _ITEMS_AT_ONCE]])
+            yield b"," + some if first else some
         yield b"]"
     yield b"}}"
