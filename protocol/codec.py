@@ -345,15 +345,11 @@ def canonical(obj: Any) -> bytes:
 
 
 def canonical_parts(values: Sequence[Any]) -> bytes:
-    """The RFC 8785 forms of structs that hold neither fractions nor raw JSON, with a comma between each two.
+    """The RFC 8785 forms of structs, with a comma between each two; an eighth of the cost of ``canonical``.
 
-    A tenth of the cost of ``canonical`` one by one. Raises ValueError as that does.
+    Whoever calls it knows that they hold no mapping, no raw JSON, no number with a fraction or beyond 2**53.
     """
-    # Encoded once, with names sorted, and looked at as a whole: raw JSON alone brings escapes of its own.
-    encoded = _SORTED.encode(values)[1:-1]
-    if _SIXTEEN in encoded.translate(_DIGITS) or not (encoded.isascii() or _BEYOND.search(encoded) is None):
-        return b",".join(canonical(value) for value in values)
-    return encoded
+    return _SORTED.encode(values)[1:-1]
 
 
 def _is_alike(encoded: bytes) -> bool:

@@ -18,8 +18,17 @@ _ITEMS_AT_ONCE: Final = 64
 """Items written in one call: the interpreter is kept for as long."""
 _HASHED_AT_ONCE: Final = 64 * 1024
 """Bytes hashed at a time: the interpreter is given up for each, which costs as much as the hash of a small one."""
-MAY_HAVE_FRACTIONS: Final = {"evidence": "value"}
-"""By collection the only field of its items that can hold a number with a fraction. None holds raw JSON."""
+TOLD_NUMBERS: Final = {
+    "approval": ("uses_left",),
+    "early": ("uses",),
+    "artifact": ("bytes",),
+    "evidence": ("value",),
+    "gap": ("first", "through"),
+    "accepted": ("first", "through"),
+}
+"""By collection the fields of its items that hold numbers as they were told. All other numbers count messages, and
+no item holds a mapping or raw JSON."""
+_WHOLE_BELOW: Final = 2**53
 
 
 def ledger_json(ledger: Ledger) -> bytes:
@@ -74,10 +83,15 @@ def _canonical(ledger: Ledger) -> Iterator[bytes]:
 
 
 def _canonical_items(kind: str, items: Sequence[Any]) -> bytes:
-    field = MAY_HAVE_FRACTIONS.get(kind)
-    if field is not None and any(isinstance(getattr(item, field), float) for item in items):
+    told = TOLD_NUMBERS.get(kind, ())
+    if any(_is_odd(getattr(item, field)) for field in told for item in items):
         return b",".join(map(canonical, items))
     return canonical_parts(items)
+
+
+def _is_odd(value: object) -> bool:
+    """Whether it is a number that the canonical form writes otherwise than plain JSON does."""
+    return isinstance(value, float) or (isinstance(value, int) and not -_WHOLE_BELOW < value < _WHOLE_BELOW)
 
 
 def _plain_items(kind: str, items: Sequence[Any]) -> bytes:
