@@ -200,7 +200,7 @@ class StateRenewal:
             return None
         checkpoint = await self._packets.checkpoint(run)
         packet = await self._packets.shortening(run)
-        return standing(desk, hot, checkpoint, packet), hot.ledger.snapshot()
+        return standing(desk, hot, checkpoint, packet), hot.ledger.snapshot(bare=True)
 
 
 def _written(state: RunState, ledger: Ledger) -> tuple[bytes, str] | None:
