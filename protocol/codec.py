@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
@@ -342,14 +342,6 @@ def canonical(obj: Any) -> bytes:
         return rfc8785.dumps(plain)
     except rfc8785.IntegerDomainError:
         return rfc8785.dumps(_with_doubles(plain))
-
-
-def canonical_parts(values: Sequence[Any]) -> bytes:
-    """The RFC 8785 forms of structs, with a comma between each two; an eighth of the cost of ``canonical``.
-
-    Whoever calls it knows that they hold no mapping, no raw JSON, no number with a fraction or beyond 2**53.
-    """
-    return _SORTED.encode(values)[1:-1]
 
 
 def _is_alike(encoded: bytes) -> bool:

@@ -380,13 +380,7 @@ class Observer:
 
     async def states(self, runs: Iterable[str]) -> list[OutboxRow]:
         """The state of these runs as they stand in memory, for whoever owns the lane next; hold the lock."""
-        rows = []
-        for run in runs:
-            checkpoint, hot = await self._packets.checkpoint(run), self._desk.runs.hot[run]
-            packet = await self._packets.shortening(run)
-            row = await self._states.whole(hot, checkpoint, packet)
-            rows.extend([row] if row is not None else [])
-        return rows
+        return [row for run in runs if (row := await self._states.whole_of(run)) is not None]
 
     async def drained(self) -> None:
         """Put the state of every unfinished run that was hot lately into the outbox."""

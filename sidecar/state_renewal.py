@@ -21,6 +21,7 @@ from protocol.state import RunState, RunStateReference, Since, StateCheckpoint, 
 from sidecar.core.state import Ledger
 from sidecar.desk import Desk
 from sidecar.large_states import MAX_STATE_BYTES, stored_apart
+from sidecar.notices import derived_id
 from sidecar.packets import Packets
 from sidecar.runs import HotRun
 from sidecar.states import filled, standing, state_id, state_row
@@ -39,12 +40,19 @@ _REMEMBERED: Final = 2_000
 log = structlog.get_logger(__name__)
 
 
+class _Said(NamedTuple):
+    """What of a state a checkpoint or a trim changes."""
+
+    checkpoint: str | None
+    trimmed_through: int
+    packet: str | None
+
+
 class _Base(NamedTuple):
     """An object the broker has, as of the newest row in the outbox that names it."""
 
     reference: RunStateReference
-    state: RunState
-    """Without its ledger."""
+    says: _Said
 
 
 class StateRenewal:
@@ -55,11 +63,12 @@ class StateRenewal:
         self._packets = packets
         self._blobs = blobs
         self._bases: dict[str, _Base] = {}
-        self._sent: dict[str, tuple[str, RunState]] = {}
-        """Message id → the run and the state, of whole ones on their way that will be kept apart."""
+        self._sent: dict[str, tuple[str, _Said]] = {}
+        """Message id → the run and what is said, of whole states on their way that will be kept apart."""
         self._due: dict[str, float] = {}
         """When an object is to be made anew, by the monotonic clock."""
         self._not_before: dict[str, float] = {}
+        self._made = 0
         self._wake = anyio.Event()
 
     async def row(
@@ -86,14 +95,21 @@ class StateRenewal:
         self._forget(run)
         row = await desk.aside(run, lambda: state_row(desk, hot, checkpoint, packet))
         if row is not None and self._blobs is not None and len(row.payload) > self._room:
-            self._sent[row.msg_id] = (run, standing(desk, hot, checkpoint, packet))
+            if len(self._sent) >= _REMEMBERED:
+                self._sent.clear()
+            self._sent[row.msg_id] = (run, _said(standing(desk, hot, checkpoint, packet)))
         return row
+
+    async def whole_of(self, run: str) -> OutboxRow | None:
+        """``whole`` of a hot run as it stands in memory; hold the lock."""
+        checkpoint, packet = await self._packets.checkpoint(run), await self._packets.shortening(run)
+        return await self.whole(self._desk.runs.hot[run], checkpoint, packet)
 
     def apart(self, msg_id: str, reference: RunStateReference) -> None:
         """The broker has the object of this whole state, and the message that names it."""
-        run, state = self._sent.pop(msg_id, (None, None))
-        if run is not None and state is not None:
-            self._stands(run, _Base(reference, state))
+        sent = self._sent.pop(msg_id, None)
+        if sent is not None:
+            self._stands(sent[0], _Base(reference, sent[1]))
 
     async def run(self) -> None:
         """Make objects anew until cancelled, one at a time."""
@@ -141,12 +157,7 @@ class StateRenewal:
 
     def _on(self, run: str, base: _Base, state: RunState) -> OutboxRow:
         """The object, and of this newer state what the object does not say."""
-        reference, written = base
-        differs = (state.checkpoint, state.trimmed_through, state.packet) != (
-            written.checkpoint,
-            written.trimmed_through,
-            written.packet,
-        )
+        reference = base.reference
         since = Since(
             checkpoint=state.checkpoint,
             trimmed_through=state.trimmed_through,
@@ -154,11 +165,15 @@ class StateRenewal:
             stream_seq=state.cursor.stream_seq,
             ledger_version=state.ledger_version,
         )
-        message = msgspec.structs.replace(reference, epoch=state.epoch, since=since if differs else UNSET)
+        message = msgspec.structs.replace(
+            reference, epoch=state.epoch, since=since if _said(state) != base.says else UNSET
+        )
         return OutboxRow(
             stream="state",
             subject=subjects.state(self._desk.tenant, self._desk.lane, run),
-            msg_id=state_id(self._desk, run, state, reference.blob.name, state.trimmed_through),
+            msg_id=state_id(
+                self._desk, run, state, reference.blob.name, since.trimmed_through, since.stream_seq
+            ),
             payload=encode(message),
         )
 
@@ -176,19 +191,20 @@ class StateRenewal:
         made = await anyio.to_thread.run_sync(_written, state, ledger)
         if made is None:
             return
-        msg_id = state_id(desk, run, msgspec.structs.replace(state, ledger_digest=made[1]))
-        reference = await stored_apart(blobs, subject, made[0], msg_id)
+        # A name of its own: an object that is let go must not be the one of a whole state that says the same.
+        self._made += 1
+        name = derived_id("st", desk.tenant, desk.lane, run, desk.voice.epoch, "anew", self._made)
+        reference = await stored_apart(blobs, subject, made, name)
         async with desk.changing():
             # A whole state that was said meanwhile stands behind this one and is newer.
             found = await self._now(run) if self._bases.get(run) is former else None
             if found is not None:
-                base = _Base(reference, state)
+                base = _Base(reference, _said(state))
                 row = self._on(run, base, found[0])
                 await desk.commit(outbox=[row])
                 self._stands(run, base)
                 return
-        if reference.blob.name != former.reference.blob.name:
-            await blobs.delete(reference.blob.name)
+        await blobs.delete(reference.blob.name)
 
     async def _now(self, run: str) -> tuple[RunState, Ledger] | None:
         """How the run stands, and a copy of its ledger; None where it is gone. Hold the lock."""
@@ -203,7 +219,14 @@ class StateRenewal:
         return standing(desk, hot, checkpoint, packet), hot.ledger.snapshot(bare=True)
 
 
-def _written(state: RunState, ledger: Ledger) -> tuple[bytes, str] | None:
-    """The state with this ledger as bytes, and the ledger's digest."""
+def _said(state: RunState) -> _Said:
+    return _Said(
+        None if state.checkpoint is None else state.checkpoint.id,
+        state.trimmed_through,
+        None if state.packet is UNSET else state.packet.packet_id,
+    )
+
+
+def _written(state: RunState, ledger: Ledger) -> bytes | None:
     whole = filled(state, ledger)
-    return None if whole is None else (encode(whole), whole.ledger_digest)
+    return None if whole is None else encode(whole)

