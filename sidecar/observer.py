@@ -39,7 +39,7 @@ from sidecar.desk import Desk
 from sidecar.memory import give_back
 from sidecar.packets import Packets
 from sidecar.runs import HotRun
-from sidecar.states import state_row
+from sidecar.state_renewal import StateRenewal
 from sidecar.view import RECENT_LINES, waits
 from storage.errors import StorageError
 from storage.records import OutboxRow
@@ -71,12 +71,14 @@ class Observer:
         compactor: Compactor,
         deadlines: Deadlines,
         responder: Responder,
+        states: StateRenewal,
     ) -> None:
         self._desk = desk
         self._packets = packets
         self._compactor = compactor
         self._deadlines = deadlines
         self._responder = responder
+        self._states = states
 
     def folded(self, run: str, hot: HotRun, outcome: Outcome, item: Incoming, chunk: Chunk) -> bool:
         """Account for one folded message; whether the transaction must end here for a compaction."""
@@ -382,13 +384,7 @@ class Observer:
 
     async def states(self, runs: Iterable[str]) -> list[OutboxRow]:
         """The state of these runs as they stand in memory, for whoever owns the lane next; hold the lock."""
-        rows = []
-        for run in runs:
-            checkpoint, hot = await self._packets.checkpoint(run), self._desk.runs.hot[run]
-            packet = await self._packets.shortening(run)
-            row = await self._desk.aside(run, partial(state_row, self._desk, hot, checkpoint, packet))
-            rows.extend([row] if row is not None else [])
-        return rows
+        return [row for run in runs if (row := await self._states.whole_of(run)) is not None]
 
     async def drained(self) -> None:
         """Put the state of every unfinished run that was hot lately into the outbox."""

@@ -6,12 +6,14 @@ content. A former owner's write is refused by the broker, and the relay stops th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
 
+from protocol.codec import encode
 from protocol.errors import ProtocolError
+from protocol.state import RunStateReference
 from sidecar import tracing
 from sidecar.desk import Desk
 from sidecar.large_states import MAX_STATE_BYTES, stored_apart, superseded
@@ -34,12 +36,20 @@ class Relay:
     """Runs until cancelled; raises ``Fenced`` when another owner has the lane.
 
     Without ``blobs`` a state too large for a message is left out and told: a new owner then needs the stream.
+    ``apart`` is called with a message's id and what stands for it once the broker has both, where it was kept apart.
     """
 
-    def __init__(self, desk: Desk, publisher: LanePublisher, blobs: Blobs | None = None) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        publisher: LanePublisher,
+        blobs: Blobs | None = None,
+        apart: Callable[[str, RunStateReference], None] = lambda _id, _reference: None,
+    ) -> None:
         self._desk = desk
         self._publisher = publisher
         self._blobs = blobs
+        self._apart = apart
         self.pending = 0
         """Rows committed and not yet sent, as of the last look."""
         self._sent: list[int] = []
@@ -118,10 +128,13 @@ class Relay:
                 raise TooLarge(limit, len(payload))
             await self._publisher.publish("state", subject, payload, msg_id)
             return
-        former = await self._publisher.get_last(subject)
+        former, reference = await self._publisher.get_last(subject), None
         if len(payload) > limit:
-            payload = await stored_apart(self._blobs, subject, payload, msg_id)
+            reference = await stored_apart(self._blobs, subject, payload, msg_id)
+            payload = encode(reference)
         await self._publisher.publish("state", subject, payload, msg_id)
+        if reference is not None:
+            self._apart(msg_id, reference)
         await superseded(self._blobs, None if former is None else former[1], payload)
 
     async def drained(self, seconds: float) -> bool:

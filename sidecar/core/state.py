@@ -538,13 +538,18 @@ class Ledger:
         progress = self.items["progress"].get("")
         return progress if progress is not None else _NO_PROGRESS
 
-    def snapshot(self) -> Ledger:
-        """A copy that later folding does not touch; cost is the number of items, not their size."""
+    def snapshot(self, *, bare: bool = False) -> Ledger:
+        """A copy that later folding does not touch; cost is the number of items, not their size.
+
+        ``bare``: for its head and its items alone, at a fraction of that; what else it is asked for is wrong.
+        """
         twin = Ledger(copy.copy(self.head))
         twin.head.next_seq = dict(self.head.next_seq)
         twin.head.violations = dict(self.head.violations)
         twin.head.labels = dict(self.head.labels)
         twin.items = {kind: dict(items) for kind, items in self.items.items()}
+        if bare:
+            return twin
         twin.active = {kind: dict(items) for kind, items in self.active.items()}
         twin._index = self._index.copy()
         return twin
