@@ -63,7 +63,7 @@ class Heritage:
         desk: Desk,
         link: Link,
         publisher: LanePublisher,
-        watch: Callable[[str, list[tuple[str, float]]], None],
+        watch: Callable[[str, list[tuple[str, float | None]]], None],
     ) -> None:
         self._desk = desk
         self._watch = watch
