@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar import observer
 from support.bench import Bench, bench, event, started
 
 pytestmark = pytest.mark.anyio
@@ -40,3 +41,15 @@ async def test_what_still_waits_is_watched_however_much_has_ended(tmp_path: Path
         )
         await _called_and_returned(made, "r1", 0, _CALLS)
         assert made.deadlines.watched() == {("r1", "call/e-open")}
+
+
+@pytest.mark.parametrize(("spare_mib", "given"), [(1, 0), (64, 1)])
+async def test_free_memory_that_is_kept_is_given_back_also_where_no_run_was_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare_mib: int, given: int
+) -> None:
+    times: list[bool] = []
+    monkeypatch.setattr(observer, "allocated", lambda: (0, spare_mib * 1024 * 1024))
+    monkeypatch.setattr(observer, "give_back", lambda: times.append(True))
+    async with bench(tmp_path) as made:
+        await made.observer.rest()
+    assert len(times) == given

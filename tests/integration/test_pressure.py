@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 _RUNS = 20
 _LARGE = 16 * 1024
+_MOST_GROWTH_MIB = 64.0
 """Less than the messages of the overload take by themselves, and more than what the daemon may keep of them."""
 
 
@@ -151,6 +152,7 @@ async def test_an_overload_on_a_slow_disk_is_read_in_its_time_and_in_bounded_mem
             await store(server.url, count, _LARGE, first=warm)
             await all_stored(daemon, warm + count)
         assert seen.most_behind > 0, "it never said that it was behind"
+        assert seen.most_mib - before < _MOST_GROWTH_MIB < count * _LARGE / 2**20
         assert not daemon.defects()
         assert await daemon.stopped() == 0
 
@@ -205,6 +207,7 @@ async def test_behind_a_slow_broker_nothing_is_lost_and_ready_means_read(tmp_pat
                 await eventually(published, "a packet of every run behind the slow way", 60)
         assert set(seen.ready_with) <= {*range(count, count + len(told) + 1)}
         assert seen.reasons
+        assert seen.most_mib - before < _MOST_GROWTH_MIB
         assert not daemon.defects()
         assert await daemon.stopped() == 0
 

@@ -34,26 +34,27 @@ class SlowWay:
 
     async def serve(self, here: ByteStream) -> None:
         """One connection, until either end closes it."""
-        async with here, await anyio.connect_tcp("127.0.0.1", self._there) as there:
-            async with anyio.create_task_group() as tasks:
+        async with (
+            here,
+            await anyio.connect_tcp("127.0.0.1", self._there) as there,
+            anyio.create_task_group() as tasks,
+        ):
 
-                async def carry(source: ByteStream, sink: ByteStream) -> None:
-                    with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                        while True:
-                            piece = await source.receive(_PIECE)
-                            await anyio.sleep(self._delay + len(piece) * self._seconds_per_byte)
-                            await self._free.wait()
-                            await sink.send(piece)
-                    tasks.cancel_scope.cancel()
+            async def carry(source: ByteStream, sink: ByteStream) -> None:
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    while True:
+                        piece = await source.receive(_PIECE)
+                        await anyio.sleep(self._delay + len(piece) * self._seconds_per_byte)
+                        await self._free.wait()
+                        await sink.send(piece)
+                tasks.cancel_scope.cancel()
 
-                tasks.start_soon(carry, here, there)
-                tasks.start_soon(carry, there, here)
+            tasks.start_soon(carry, here, there)
+            tasks.start_soon(carry, there, here)
 
 
 @asynccontextmanager
-async def slow_way(
-    port: int, *, bytes_per_second: float = 1e9, delay: float = 0.0
-) -> AsyncIterator[SlowWay]:
+async def slow_way(port: int, *, bytes_per_second: float = 1e9, delay: float = 0.0) -> AsyncIterator[SlowWay]:
     """To the broker on ``port``; every piece comes ``delay`` seconds later."""
     way = SlowWay(port, bytes_per_second, delay)
     async with (

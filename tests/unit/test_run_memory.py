@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.memory import give_back
+from sidecar.memory import allocated, give_back
 from sidecar.runs import KEPT, HotRun
 from storage.records import RunSummary
 from support.bench import LANE, TENANT, Bench, bench, event, started
@@ -125,3 +125,11 @@ async def test_each_run_is_looked_at_once_and_nothing_else_of_it_is_held(tmp_pat
 
 def test_giving_memory_back_can_be_asked_for_anywhere() -> None:
     assert give_back() in (True, False)
+
+
+def test_what_the_allocator_has_handed_out_is_told_in_bytes() -> None:
+    before, _ = allocated()
+    kept = [bytes(100_000) for _ in range(100)]
+    after, _ = allocated()
+    assert (before, after) == (0, 0) or after - before >= 9_000_000
+    assert len(kept) == 100
