@@ -14,6 +14,7 @@ from benchmarks.figures import Row, at_most
 from benchmarks.histories import Histories
 from benchmarks.machine import described
 from benchmarks.places import Run
+from benchmarks.profiled import Share, shares, table
 from benchmarks.registry import GROUPS, ROWS, Group
 from benchmarks.report import page, publish, publish_soak, write_page
 from benchmarks.runner import Mixed, Wanted, chosen, measure
@@ -201,3 +202,23 @@ def test_the_page_begins_with_every_aim_and_says_what_was_missed(tmp_path: Path)
     assert text == page(results, kept)
     assert "| rss mib | 80 | 120.5 | **grows** |" in text
     assert "| events told and stored | 7 | 7 | none lost |" in text
+
+
+def test_a_sample_counts_for_the_innermost_function_of_ours() -> None:
+    total, found = shares(
+        [
+            "main (benchmarks/daemon_child.py:9);take (/x/sidecar/intake.py:70);decode (/x/protocol/codec.py:5) 6",
+            "main (benchmarks/daemon_child.py:9);take (/x/sidecar/intake.py:71);select (selectors.py:4) 3",
+            "main (benchmarks/daemon_child.py:9);select (selectors.py:4) 1",
+            "not a stack",
+        ]
+    )
+    assert total == 10
+    assert found == [
+        Share(0.6, "protocol/codec.py decode", ""),
+        Share(0.3, "sidecar/intake.py take", "select"),
+        Share(0.1, "the event loop and the client library", "select"),
+    ]
+    text = table(total, found, 2)
+    assert "| 60.0% | `protocol/codec.py decode` |  |" in text
+    assert "| 10.0% | 1 others | |" in text
