@@ -1,8 +1,7 @@
 """What runs take in memory, as far as it can be told from their rows, and giving memory back to the system.
 
-What was read and let go lies scattered over the allocator's own stock, which keeps it: 20 MiB after a start
-beside ten thousand runs, and a MiB more each minute under a steady load, in the arenas of the threads. Nothing
-here frees what is in use, or decides what is let go.
+What a start reads and lets go lies scattered over the allocator's own stock, which keeps it: 20 MiB after a
+start beside ten thousand runs. Nothing here frees what is in use, or decides what is let go.
 """
 
 from __future__ import annotations
@@ -43,7 +42,10 @@ class _Allocator(ctypes.Structure):
 
 def allocated() -> tuple[int, int]:
     """Bytes that the C library has handed out, and those it keeps although they are free; zeros where it cannot
-    be asked. The interpreter's small objects are in neither."""
+    be asked. The interpreter's small objects are in neither.
+
+    Under a steady load the second grows by a MiB a minute, in the arenas of the threads.
+    """
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
     if ask is None:
         return 0, 0

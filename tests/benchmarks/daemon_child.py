@@ -17,11 +17,10 @@ from typing import Any
 import anyio
 
 from benchmarks.talking import Json, Marks, cpu_seconds, resident_mib, say, serve
-from sidecar import logs
+from sidecar import logs, memory
 from sidecar.app import Daemon
 from sidecar.config import load_config
 from sidecar.desk import Desk
-from sidecar.memory import allocated
 from storage.records import Cursor
 
 _PROBE_SECONDS = 0.001
@@ -116,7 +115,7 @@ class Watch:
         spare: what it keeps although it is free."""
         # Nobody waits for these here.
         self.marks.drain()
-        lane, (handed_out, spare) = self.desk, allocated()
+        lane, (handed_out, spare) = self.desk, memory.allocated()
         return {
             "hot": 0 if lane is None else len(lane.runs.hot),
             "tasks": len(asyncio.all_tasks()),

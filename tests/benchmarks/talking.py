@@ -152,7 +152,8 @@ class Marks:
     def mark(self, sequence: int) -> None:
         now = time.monotonic()
         self.taken.append((now, sequence))
-        if self.first is None:
+        # A cursor that was set before anything was read is no beginning of the work.
+        if self.first is None and sequence > 0:
             self.first = (now, sequence, cpu_seconds())
         self._moved.set()
 
