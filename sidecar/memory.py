@@ -30,6 +30,14 @@ def weight_of_ledger(ledger: state.Ledger) -> int:
     return RUN_BYTES + sum(ITEM_BYTES + len(state.encode_item(item)) for item in items)
 
 
+def give_back() -> bool:
+    """Hand back what is free; whether the C library can. Takes milliseconds: call it on a thread, and seldom."""
+    if not sys.platform.startswith("linux"):
+        return False
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and trim(0) >= 0
+
+
 class _Allocator(ctypes.Structure):
     """What glibc's mallinfo2 tells of all its arenas."""
 
@@ -52,11 +60,3 @@ def allocated() -> tuple[int, int]:
     ask.restype = _Allocator
     told = ask()
     return int(told.uordblks), int(told.fordblks)
-
-
-def give_back() -> bool:
-    """Hand back what is free; whether the C library can. Takes milliseconds: call it on a thread, and seldom."""
-    if not sys.platform.startswith("linux"):
-        return False
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim is not None and trim(0) >= 0

@@ -70,8 +70,6 @@ class Watch:
                 return await self.marks.wait(message["sequence"], message["seconds"])
             case "marks":
                 return self.marks.drain()
-            case "begin":
-                return self.marks.begin()
             case "ready":
                 return await self._ready(message["seconds"])
             case "cost":

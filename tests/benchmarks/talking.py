@@ -146,19 +146,18 @@ class Marks:
     def __init__(self) -> None:
         self.taken: list[tuple[float, int]] = []
         self.first: tuple[float, int, float] | None = None
-        """Time, sequence and processor seconds of the first commit since ``begin``."""
+        """Time, sequence and processor seconds of the first mark."""
         self._moved = asyncio.Event()
 
     def mark(self, sequence: int) -> None:
         now = time.monotonic()
         self.taken.append((now, sequence))
-        # A cursor that was set before anything was read is no beginning of the work.
-        if self.first is None and sequence > 0:
+        if self.first is None:
             self.first = (now, sequence, cpu_seconds())
         self._moved.set()
 
     async def wait(self, sequence: int, seconds: float) -> Json:
-        """Until this sequence is committed: since the first commit, how many, how long, at what cost."""
+        """Until this sequence is committed: since the first mark, how many, how long, at what cost."""
         async with asyncio.timeout(seconds):
             while not self.taken or self.taken[-1][1] < sequence:
                 self._moved.clear()
@@ -178,7 +177,3 @@ class Marks:
         """What was marked since the last time."""
         taken, self.taken = self.taken, self.taken[-1:]
         return {"marks": taken}
-
-    def begin(self) -> Json:
-        self.first = None
-        return {}
