@@ -9,7 +9,7 @@ not agree with the broker's.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,24 +29,28 @@ from storage.records import RunSummary
 
 _TICK_SECONDS = 0.25
 _AGAIN_SECONDS = 10.0
-_SPARE = 256
 
 log = structlog.get_logger(__name__)
 
 _WATCHED = ("operation", "call", "gap", "approval")
+_SPARE = 256
+"""Entries of what waits no more that are let go only together with others."""
+
+Wait = tuple[str, float | None]
+"""Key, and when it began; None: it waits no longer."""
 
 
-def note_changes(hot: HotRun, stamp: float) -> list[tuple[str, float | None]]:
+def note_changes(hot: HotRun, stamp: float) -> Sequence[Wait]:
     """Record in the run's view when watched items began, from the broker's time of the message.
 
     Call after each folded message. Returns the keys that are new, with the moment each began (an approval:
-    the moment it expires), and those that wait no more, with None.
+    the moment it expires), and with None those that wait no longer.
     """
-    since = hot.view.since
-    noted: list[tuple[str, float | None]] = []
     changed = hot.ledger.changed
     if not changed:
-        return noted
+        return ()
+    since = hot.view.since
+    told: list[Wait] = []
     for kind, item_id in changed:
         if kind not in _WATCHED:
             continue
@@ -54,14 +58,14 @@ def note_changes(hot: HotRun, stamp: float) -> list[tuple[str, float | None]]:
         begins = _begins(kind, hot.ledger.items[kind].get(item_id), stamp)
         if begins is None:
             if since.pop(key, None) is not None:
-                noted.append((key, None))
+                told.append((key, None))
         elif key not in since or (kind == "approval" and since[key] != begins):
             since[key] = begins
-            noted.append((key, begins))
+            told.append((key, begins))
     # Looked at once: what the messages before it in the transaction changed is not looked at again.
     hot.changed |= changed
     changed.clear()
-    return noted
+    return told
 
 
 def _begins(kind: str, item: Any, stamp: float) -> float | None:
@@ -152,13 +156,13 @@ class Deadlines:
         """Entries in memory, those included that wait no more and are let go in bulk."""
         return len(self._moments.heap) + len(self._waits.heap)
 
-    def watch(self, run: str, noted: Iterable[tuple[str, float | None]]) -> None:
-        """Say so when the time of these is over, None: of these no more; what ``note_changes`` returned."""
-        self._watch(run, noted, now=self._desk.caught_up)
+    def watch(self, run: str, waits: Iterable[Wait]) -> None:
+        """Say so when the time of these is over; ``waits`` is what ``note_changes`` returned."""
+        self._watch(run, waits, now=self._desk.caught_up)
 
-    def _watch(self, run: str, noted: Iterable[tuple[str, float | None]], *, now: bool) -> None:
+    def _watch(self, run: str, waits: Iterable[Wait], *, now: bool) -> None:
         """``now``: what waits has just begun. How long before it did else, only the wall clock can tell."""
-        for key, begins in noted:
+        for key, begins in waits:
             place = (run, key)
             if begins is None:
                 self._waits.drop(place)

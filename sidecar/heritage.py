@@ -8,7 +8,7 @@ of what was folded; where it cannot be read, the loss is declared as a gap. It f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import anyio.to_thread
@@ -22,7 +22,7 @@ from protocol.errors import ProtocolError
 from protocol.state import RunState
 from sidecar.core.ledger_form import ledger_digest, ledger_of
 from sidecar.core.state import Head, Ledger
-from sidecar.deadlines import note_changes
+from sidecar.deadlines import Wait, note_changes
 from sidecar.desk import Desk
 from sidecar.large_states import whole_state
 from sidecar.runs import HotRun, Runs
@@ -63,7 +63,7 @@ class Heritage:
         desk: Desk,
         link: Link,
         publisher: LanePublisher,
-        watch: Callable[[str, list[tuple[str, float | None]]], None],
+        watch: Callable[[str, Sequence[Wait]], None],
     ) -> None:
         self._desk = desk
         self._watch = watch
