@@ -21,7 +21,7 @@ from benchmarks.machine import commit, described, load
 from benchmarks.places import Run
 from benchmarks.registry import GROUPS, ROWS, Group
 from benchmarks.report import write_json
-from benchmarks.sizes import Sizes
+from benchmarks.sizes import FULL, Sizes
 
 Json = dict[str, Any]
 
@@ -129,6 +129,6 @@ def _begun(wanted: Wanted) -> Json:
 
 
 def whole(results: Json) -> bool:
-    """Whether these are results of every row at full size, as the published page needs them."""
+    """Whether these are results of every row at full size and in enough rounds, as the published page needs them."""
     there = {row["row"] for row in results["rows"] if "error" not in row}
-    return results["scale"] == "full" and set(ROWS) <= there
+    return results["scale"] == "full" and results["rounds"] >= FULL.rounds and set(ROWS) <= there

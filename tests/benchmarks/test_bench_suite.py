@@ -17,7 +17,7 @@ from benchmarks.places import Run
 from benchmarks.profiled import Share, shares, table
 from benchmarks.registry import GROUPS, ROWS, Group
 from benchmarks.report import page, publish, publish_soak, write_page
-from benchmarks.runner import Mixed, Wanted, chosen, measure
+from benchmarks.runner import Mixed, Wanted, chosen, measure, whole
 from benchmarks.sizes import SMALL
 from benchmarks.soak import judged, soak
 
@@ -152,6 +152,9 @@ async def test_an_interrupted_run_is_gone_on_with_and_a_failed_row_measured_agai
     assert [row["row"] for row in results["rows"]] == ["1", "2", "3"]
     assert not [row for row in results["rows"] if "error" in row]
     assert not list(tmp_path.glob("wk-bench-*"))
+    assert not whole(results)
+    assert whole({"scale": "full", "rounds": 5, "rows": [{"row": row} for row in ROWS]})
+    assert not whole({"scale": "full", "rounds": 3, "rows": [{"row": row} for row in ROWS]})
     with pytest.raises(Mixed, match="rounds 1, not 2"):
         await measure(_wanted(kept, resume=True, rounds=2), lambda group, what: None)
 
