@@ -38,6 +38,9 @@ def give_back() -> bool:
     return trim is not None and trim(0) >= 0
 
 
+_MOST_SPARE_BYTES: Final = 12 * 1024 * 1024
+
+
 class _Allocator(ctypes.Structure):
     """What glibc's mallinfo2 tells of all its arenas."""
 
@@ -46,6 +49,11 @@ class _Allocator(ctypes.Structure):
         for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
                      "fordblks", "keepcost")
     )  # fmt: skip
+
+
+def much_is_spare() -> bool:
+    """Whether the allocator keeps so much that is free that it should be given back."""
+    return allocated()[1] > _MOST_SPARE_BYTES
 
 
 def allocated() -> tuple[int, int]:

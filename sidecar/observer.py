@@ -36,7 +36,7 @@ from sidecar.core.resume import StoodOn, resume_faults
 from sidecar.core.state import Head
 from sidecar.deadlines import Deadlines, note_changes
 from sidecar.desk import Desk
-from sidecar.memory import allocated, give_back
+from sidecar.memory import give_back, much_is_spare
 from sidecar.packets import Packets
 from sidecar.runs import HotRun
 from sidecar.states import state_row
@@ -53,8 +53,6 @@ _TICK_SECONDS = 1.0
 _REST_SECONDS = 60.0
 _WORTH_GIVING_BACK = 100
 """Runs let go from which on the memory is given back at once."""
-_MOST_SPARE_BYTES = 12 * 1024 * 1024
-"""Free memory that the allocator may keep; its threads' arenas would go on to grow under a steady load."""
 _STATES_AT_ONCE = 16
 """States of one transaction; each may have half a megabyte."""
 
@@ -330,8 +328,8 @@ class Observer:
         """Let go of runs that nobody spoke of for a while and that wait for nothing."""
         async with self._desk.changing():
             gone = self._desk.runs.rest(lambda hot: hot.ledger.head.finished is None and waits(hot.view))
-        self._packets.rest()
-        if gone >= _WORTH_GIVING_BACK or allocated()[1] > _MOST_SPARE_BYTES:
+        self._responder.rest()
+        if gone >= _WORTH_GIVING_BACK or much_is_spare():
             await anyio.to_thread.run_sync(give_back)
 
     async def look_again(self) -> None:
