@@ -38,6 +38,8 @@ def give_back() -> bool:
     return trim is not None and trim(0) >= 0
 
 
+_MOST_ARENAS_OPTION: Final = -8
+"""M_ARENA_MAX of malloc.h."""
 _MOST_SPARE_BYTES: Final = 12 * 1024 * 1024
 
 
@@ -49,6 +51,18 @@ class _Allocator(ctypes.Structure):
         for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
                      "fordblks", "keepcost")
     )  # fmt: skip
+
+
+def few_arenas() -> bool:
+    """Have the allocator keep one stock for all threads beside the first; whether it can. Before they begin.
+
+    It would keep one for each of them, each with what its busiest moment took: under a steady load that grew for
+    half an hour. One thread at a time holds the interpreter, so that they hardly wait for each other.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    choose = getattr(ctypes.CDLL(None), "mallopt", None)
+    return choose is not None and choose(_MOST_ARENAS_OPTION, 2) == 1
 
 
 def much_is_spare() -> bool:
