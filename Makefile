@@ -15,7 +15,7 @@ if $(BIN)/python -m pip --version >/dev/null 2>&1; \
 	else $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --editable $(1); fi
 endef
 
-.PHONY: demo test lint pages clean bench soak asked
+.PHONY: demo test lint pages clean bench soak profile asked
 
 # A Python that was asked for is used, or it is said why not: never the one that made the environment before.
 asked:
@@ -58,8 +58,9 @@ lint: $(VENV)/.dev
 pages: $(VENV)/.dev
 	$(BIN)/python tests/support/pages.py
 
-# Every row of tests/benchmarks, about 25 minutes; one or some: make bench ARGS="--rows 1,2". The other frameworks
-# of row 6 get an environment of their own; without them the row names them as missing.
+# Every row of tests/benchmarks, about half an hour; one or some: make bench ARGS="--rows 1,2"; on after an
+# interruption: make bench ARGS=--resume. The other frameworks of row 6 get an environment of their own; without them
+# the row names them as missing.
 PEERS := $(VENV)/peers
 
 $(PEERS)/.done: pyproject.toml | $(BIN)/python
@@ -79,6 +80,11 @@ install-bench:
 bench: $(VENV)/.dev $(PEERS)/.done
 	$(BIN)/python -m tests.benchmarks --peers $(PEERS)/bin/python $(ARGS)
 
+# Where the daemon's time goes while it reads a backlog.
+profile: $(VENV)/.dev $(PEERS)/.done
+	PATH="$(PEERS)/bin:$$PATH" PYTHONPATH=tests $(BIN)/python -m benchmarks.profiled $(ARGS)
+
+# Whether it stays as it is; kept for the page of the results: make soak ARGS=--publish
 MINUTES ?= 30
 soak: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)

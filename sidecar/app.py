@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from protocol.errors import ExitCode
-from sidecar import admin
+from sidecar import admin, memory
 from sidecar.config import Config, ConfigError, reload_rules
 from sidecar.embedded_nats import embedded_nats
 from sidecar.failures import explain
@@ -74,6 +74,7 @@ class Daemon:
         Raises ``Refused``, ``StorageError``, ``OSError`` (address in use) in an exception group.
         """
         config = self.config
+        memory.few_arenas()
         # What cannot be built is refused before anything starts.
         check_summarizers(config)
         async with AsyncExitStack() as stack:

@@ -79,6 +79,16 @@ class Contexts:
             )
         )
 
+    def rest(self) -> None:
+        """Let go of the texts of runs that left memory; they are read again."""
+        hot = self._desk.runs.hot
+        self._system = {run: known for run, known in self._system.items() if run in hot}
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Runs of which texts are in memory."""
+        return frozenset(self._system)
+
     async def _together(self, run: str) -> tuple[_Moment, KeptPacket]:
         """The run as it is, and the packet its context begins with: the newest one that shortened it, as it was
         published, by us or by the owner before; a fresh one where there was none."""

@@ -33,8 +33,8 @@ _AGAIN_SECONDS = 10.0
 log = structlog.get_logger(__name__)
 
 _WATCHED = ("operation", "call", "gap", "approval")
-_STALE = 1_000
-"""Waits that were over before their time, from which on they are taken out, if they are half of all."""
+_SPARE = 256
+"""Entries of what waits no more that are let go only together with others."""
 
 Wait = tuple[str, float | None]
 """Key, and when it began; None: it waits no longer."""
@@ -96,26 +96,65 @@ def _is_moment(key: str) -> bool:
     return key.startswith("approval/")
 
 
+_Place = tuple[str, str]
+"""Run and key of what waits."""
+
+
+class _Queue:
+    """What waits and when it is over, by one clock. It grows with what waits now, not with what ever did."""
+
+    def __init__(self) -> None:
+        self.over: dict[_Place, float] = {}
+        self.heap: list[tuple[float, str, str]] = []
+        """Holds some that were dropped or put off since, at most as many as there are others."""
+
+    def put(self, place: _Place, over: float) -> None:
+        """It is over then, and not when it was said before."""
+        self.over[place] = over
+        heapq.heappush(self.heap, (over, *place))
+        if len(self.heap) > 2 * len(self.over) + _SPARE:
+            self.heap = [(over, *place) for place, over in self.over.items()]
+            heapq.heapify(self.heap)
+
+    def drop(self, place: _Place) -> None:
+        """It waits no more."""
+        self.over.pop(place, None)
+
+    def take(self, now: float) -> _Place | None:
+        """One that is over by now, which is dropped."""
+        while self.heap and self.heap[0][0] <= now:
+            over, run, key = heapq.heappop(self.heap)
+            if self.over.get((run, key)) == over:
+                del self.over[run, key]
+                return run, key
+        return None
+
+
 class Deadlines:
     """One lane's clock hand. ``watch`` is cheap and may be called under the lock."""
 
     def __init__(self, desk: Desk, publisher: LanePublisher) -> None:
         self._desk = desk
         self._publisher = publisher
-        self._moments: list[tuple[float, str, str]] = []
+        self._moments = _Queue()
         """By the wall clock."""
-        self._waits: list[tuple[float, str, str]] = []
+        self._waits = _Queue()
         """By the monotonic clock."""
-        self._over: dict[tuple[str, str], float] = {}
-        """(run, key) → when its newest wait is over, by the monotonic clock."""
-        self._stale = 0
-        """How many of ``_waits`` at least are for what waits no longer."""
         config = desk.config
         self._patience = {
             "operation": config.operations.unknown_after_seconds,
             "call": config.calls.abandon_after_seconds,
             "gap": config.intake.gap_after_seconds,
         }
+
+    def watched(self) -> set[tuple[str, str]]:
+        """Run and key of everything that waits."""
+        return {*self._moments.over, *self._waits.over}
+
+    @property
+    def held(self) -> int:
+        """Entries in memory, those included that wait no more and are let go in bulk."""
+        return len(self._moments.heap) + len(self._waits.heap)
 
     def watch(self, run: str, waits: Iterable[Wait]) -> None:
         """Say so when the time of these is over; ``waits`` is what ``note_changes`` returned."""
@@ -124,27 +163,18 @@ class Deadlines:
     def _watch(self, run: str, waits: Iterable[Wait], *, now: bool) -> None:
         """``now``: what waits has just begun. How long before it did else, only the wall clock can tell."""
         for key, begins in waits:
+            place = (run, key)
             if begins is None:
-                self._forget(run, key)
+                self._waits.drop(place)
+                self._moments.drop(place)
                 continue
             if _is_moment(key):
-                heapq.heappush(self._moments, (begins, run, key))
+                self._moments.put(place, begins)
                 continue
             left = patience = self._patience[key.split("/", 1)[0]]
             if not now:
                 left = min(patience, max(0.0, begins + patience - self._desk.wall()))
-            over = self._over[run, key] = self._desk.mono() + left
-            heapq.heappush(self._waits, (over, run, key))
-
-    def _forget(self, run: str, key: str) -> None:
-        """It waits no longer. Nearly every call has its result long before its time: an hour of them is not kept."""
-        if self._over.pop((run, key), None) is None:
-            return
-        self._stale += 1
-        if self._stale >= max(_STALE, len(self._waits) // 2):
-            self._waits[:] = [wait for wait in self._waits if wait[1:] in self._over]
-            heapq.heapify(self._waits)
-            self._stale = 0
+            self._waits.put(place, self._desk.mono() + left)
 
     async def run(self) -> None:
         """Until cancelled. Starts with everything that was waiting when the daemon last stopped."""
@@ -153,13 +183,11 @@ class Deadlines:
             since = await self._since_now(run) if waiting is None else waiting
             self._watch(run, since.items(), now=False)
         while True:
-            for heap, clock in ((self._moments, self._desk.wall), (self._waits, self._desk.mono)):
+            for queue, clock in ((self._moments, self._desk.wall), (self._waits, self._desk.mono)):
                 # What clears a deadline may still lie unread in the stream.
-                while heap and heap[0][0] <= clock() and self._desk.caught_up and self._desk.lease_valid():
-                    _, run, key = heapq.heappop(heap)
-                    if await self._say(run, key):
-                        again = self._desk.mono() + _AGAIN_SECONDS
-                        heapq.heappush(self._waits, (again, run, key))
+                while self._desk.caught_up and self._desk.lease_valid() and (place := queue.take(clock())):
+                    if await self._say(*place) and place not in self._waits.over:
+                        self._waits.put(place, self._desk.mono() + _AGAIN_SECONDS)
             await anyio.sleep(_TICK_SECONDS)
 
     async def _say(self, run: str, key: str) -> bool:
@@ -169,13 +197,10 @@ class Deadlines:
             hot = self._desk.runs.hot.get(run)
             began = None if hot is None else hot.view.since.get(key)
             if hot is None or began is None:
-                self._over.pop((run, key), None)
                 return False
             kind, item_id = key.split("/", 1)
-            over, now = self._over.get((run, key), 0.0), self._desk.mono()
-            if _is_moment(key):
-                over, now = began, self._desk.wall()
-            if over > now:
+            if (run, key) in self._waits.over or (_is_moment(key) and began > self._desk.wall()):
+                # It was said anew meanwhile, and is over later.
                 return True
             event = self._record(hot.ledger.items[kind].get(item_id), kind, item_id)
         if event is None:

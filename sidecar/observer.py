@@ -36,7 +36,7 @@ from sidecar.core.resume import StoodOn, resume_faults
 from sidecar.core.state import Head
 from sidecar.deadlines import Deadlines, note_changes
 from sidecar.desk import Desk
-from sidecar.memory import give_back
+from sidecar.memory import give_back, much_is_spare
 from sidecar.packets import Packets
 from sidecar.runs import HotRun
 from sidecar.state_renewal import StateRenewal
@@ -334,8 +334,8 @@ class Observer:
         """Let go of runs that nobody spoke of for a while and that wait for nothing."""
         async with self._desk.changing():
             gone = self._desk.runs.rest(lambda hot: hot.ledger.head.finished is None and waits(hot.view))
-        self._packets.rest()
-        if gone >= _WORTH_GIVING_BACK:
+        self._responder.rest()
+        if gone >= _WORTH_GIVING_BACK or much_is_spare():
             await anyio.to_thread.run_sync(give_back)
 
     async def look_again(self) -> None:

@@ -71,8 +71,13 @@ class Responder:
         self._packets = packets
         self._compactor = compactor
         self._retrieval = Retrieval(desk, Indexing(desk), large)
-        self._contexts = Contexts(desk, packets)
+        self.contexts = Contexts(desk, packets)
         self._waiting: dict[tuple[str, str], _Wait] = {}
+
+    def rest(self) -> None:
+        """Let go of what is kept for answers about runs that left memory."""
+        self._packets.rest()
+        self.contexts.rest()
 
     async def answer(self, run: str, verb: str, payload: bytes) -> AskAnswer | None:
         """The reply to one request; every failure is a typed error reply.
@@ -147,7 +152,7 @@ class Responder:
             case asks.AskSearch():
                 return await self._retrieval.search(run, request)
             case asks.AskContext():
-                return await self._contexts.context(run, request)
+                return await self.contexts.context(run, request)
         raise AskRefused("invalid_request", f"verb {verb[:40]} is not answered here")
 
     async def _hot(self, run: str) -> HotRun:

@@ -22,8 +22,9 @@ from rich.console import Console  # noqa: E402
 from rich.status import Status  # noqa: E402
 
 from benchmarks.registry import GROUPS  # noqa: E402
-from benchmarks.report import page, show, write_json  # noqa: E402
-from benchmarks.runner import Wanted, chosen, measure, whole  # noqa: E402
+from benchmarks.report import publish as publish_results  # noqa: E402
+from benchmarks.report import show  # noqa: E402
+from benchmarks.runner import Mixed, Wanted, chosen, measure, whole  # noqa: E402
 from benchmarks.sizes import SCALES  # noqa: E402
 
 console = Console(width=None if sys.stdout.isatty() else 150)
@@ -71,13 +72,14 @@ def main(
         scratch=scratch,
     )
     with console.status("benchmarks") as status:
-        results = asyncio.run(measure(wanted, _teller(status)))
+        try:
+            results = asyncio.run(measure(wanted, _teller(status)))
+        except Mixed as error:
+            raise typer.BadParameter(str(error)) from error
     show(results, console)
     console.print(f"kept in {wanted.kept}")
     if whole(results) or publish:
-        write_json(results, HERE / "results.json")
-        (HERE / "RESULTS.md").write_text(page(results))
-        console.print(f"published in {HERE / 'RESULTS.md'}")
+        console.print(f"published in {publish_results(results)}")
     failed = [row["row"] for row in results["rows"] if "error" in row]
     missed = [
         row["row"] for row in results["rows"] if any(figure["met"] is False for figure in row["figures"])

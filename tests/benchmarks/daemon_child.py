@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from benchmarks.talking import Json, Marks, cpu_seconds, resident_mib, say, serve
-from sidecar import logs
+from sidecar import logs, memory
 from sidecar.app import Daemon
 from sidecar.config import load_config
 from sidecar.desk import Desk
@@ -71,8 +71,6 @@ class Watch:
                 return await self.marks.wait(message["sequence"], message["seconds"])
             case "marks":
                 return self.marks.drain()
-            case "begin":
-                return self.marks.begin()
             case "ready":
                 return await self._ready(message["seconds"])
             case "cost":
@@ -89,8 +87,7 @@ class Watch:
             case "late":
                 return {"late": self.late, "held": self.held, "worst": self.worst}
             case "running":
-                lane = self.desk
-                return {"hot": 0 if lane is None else len(lane.runs.hot), "tasks": len(asyncio.all_tasks())}
+                return self._running()
         raise ValueError(message["do"])
 
     async def _ready(self, seconds: float) -> Json:
@@ -106,8 +103,24 @@ class Watch:
             "entries": found.entries,
             "runs": found.runs,
             "hot": len(self.desk.runs.hot),
+            "outbox": found.outbox,
             "cursor": self.desk.cursor.stream_seq,
             "bytes": self.desk.store.size_bytes,
+        }
+
+    def _running(self) -> Json:
+        """What there is of everything that could grow. Blocks: objects of the interpreter, whatever the system
+        holds for them; heap: bytes the C library's allocator has handed out, the database's caches among them;
+        spare: what it keeps although it is free."""
+        # Nobody waits for these here.
+        self.marks.drain()
+        lane, (handed_out, spare) = self.desk, memory.allocated()
+        return {
+            "hot": 0 if lane is None else len(lane.runs.hot),
+            "tasks": len(asyncio.all_tasks()),
+            "blocks": sys.getallocatedblocks(),
+            "heap_bytes": handed_out,
+            "spare_bytes": spare,
         }
 
     def _time_callbacks(self) -> None:

@@ -67,7 +67,8 @@ class Histories:
     async def all(self, wanted: list[tuple[int, int]]) -> None:
         """Make these, two at a time; nothing is measured meanwhile."""
         async with anyio.create_task_group() as tasks:
-            for runs in {of for _, of in wanted}:
+            # The dearest first, so that nothing long is left for the end.
+            for runs in sorted({of for _, of in wanted}, reverse=True):
                 tasks.start_soon(self._each, sorted(size for size, of in wanted if of == runs), runs)
 
     async def _each(self, sizes: list[int], runs: int) -> None:

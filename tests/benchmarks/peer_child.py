@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import random
+import sqlite3
 import sys
 import time
 from typing import Any
@@ -179,7 +180,9 @@ async def main() -> None:
     async with contextlib.AsyncExitStack() as stack:
         try:
             await made.open(stack)
-            print(json.dumps({"version": importlib.metadata.version(made.distribution)}), flush=True)
+            under = f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"
+            named = f"{made.distribution} {importlib.metadata.version(made.distribution)}"
+            print(json.dumps({"version": named, "under": under}), flush=True)
         except ImportError as error:
             print(json.dumps({"missing": f"{made.distribution}: {error}"}), flush=True)
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +92,9 @@ async def add_stream(url: str, name: str, subject: str) -> None:
         )
 
 
-def daemon(url: str, folder: Path, **settings: str) -> Child:
-    """The daemon's child on ``folder/data``; settings are variables without their prefix."""
+def daemon(url: str, folder: Path, *, under: Mapping[str, str] | None = None, **settings: str) -> Child:
+    """The daemon's child on ``folder/data``; settings are variables without their prefix, ``under`` such of the
+    system."""
     folder.mkdir(parents=True, exist_ok=True)
     given = {
         "NATS__URL": url,
@@ -105,7 +106,7 @@ def daemon(url: str, folder: Path, **settings: str) -> Child:
         "LOGS__FORMAT": "json",
         **settings,
     }
-    extra = {f"WATCHKEEPER_{key}": value for key, value in given.items()}
+    extra = {f"WATCHKEEPER_{key}": value for key, value in given.items()} | dict(under or {})
     return Child("benchmarks.daemon_child", log=folder / "daemon.log", extra=extra)
 
 

@@ -227,6 +227,8 @@ async def run_pump(client: Client, given: argparse.Namespace, database: Any, mar
     needed = Needed() if given.kind == "needed" else None
     pump = Pump(client, given.stream, given.subject, given.start)
     await pump.open()
+    # As the daemon does, which stores where it begins: the first transaction is part of what is measured.
+    marks.mark(given.start - 1)
     while True:
         messages = await pump.next()
         if messages:
@@ -251,6 +253,7 @@ async def run_obvious(client: Client, given: argparse.Namespace, database: Any, 
             ack_wait=60,
         ),
     )
+    marks.mark(given.start - 1)
     while True:
         try:
             messages = await subscription.fetch(BATCH, timeout=1)
@@ -290,8 +293,6 @@ async def main(arguments: Sequence[str]) -> None:
                 return await marks.wait(message["sequence"], message["seconds"])
             case "marks":
                 return marks.drain()
-            case "begin":
-                return marks.begin()
             case "cost":
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 return {"cpu": cpu_seconds(), "peak_mib": peak}

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.histories import Histories
-from benchmarks.machine import described
+from benchmarks.machine import commit, described, load
 from benchmarks.places import Run
 from benchmarks.registry import GROUPS, ROWS, Group
 from benchmarks.report import write_json
-from benchmarks.sizes import Sizes
+from benchmarks.sizes import FULL, Sizes
 
 Json = dict[str, Any]
 
@@ -52,7 +52,10 @@ def chosen(text: str | None) -> tuple[str, ...]:
 
 
 async def measure(wanted: Wanted, say: Callable[[str, str], None]) -> Json:
-    """Measure the rows; the results, which are written after each group. ``say`` is told (group, what)."""
+    """Measure the rows; the results, which are written after each group. ``say`` is told (group, what).
+
+    Raises Mixed where an interrupted run is to be gone on with that was of another commit or size.
+    """
     results = _begun(wanted)
     done = {row["row"] for row in results["rows"] if "error" not in row}
     began = time.monotonic() - results["seconds"]
@@ -83,7 +86,7 @@ def _named(say: Callable[[str, str], None], group: Group) -> Callable[[str], Non
 
 async def _group(group: Group, rows: set[str], run: Run, histories: Histories) -> list[Json]:
     run.say("begins")
-    began, load = time.monotonic(), described()["load"]
+    began, busy = time.monotonic(), load()
     try:
         made = await group.measure(run, rows, histories)
     except Exception as error:
@@ -92,30 +95,40 @@ async def _group(group: Group, rows: set[str], run: Run, histories: Histories) -
         told = f"{type(error).__name__}: {error}"
         return [
             {"row": row, "title": group.name, "path": "", "sizes": {}, "figures": [], "missing": [], "notes": [],
-             "error": told[:2_000], "seconds": round(time.monotonic() - began, 1)}
-            for row in rows
+             "error": told[:2_000], "group": group.name, "seconds_of_group": round(time.monotonic() - began, 1)}
+            for row in sorted(rows)
         ]  # fmt: skip
     seconds = round(time.monotonic() - began, 1)
-    return [{**row.value(), "seconds_of_group": seconds, "load": load} for row in made]
+    return [{**row.value(), "group": group.name, "seconds_of_group": seconds, "load": busy} for row in made]
+
+
+class Mixed(ValueError):
+    """What was measured before is of another kind: rows of both must not stand on one page."""
 
 
 def _begun(wanted: Wanted) -> Json:
     if wanted.resume and wanted.kept.exists():
         before: Json = json.loads(wanted.kept.read_text())
-        if before["scale"] == wanted.sizes.name:
-            return before
+        for name, then, now in (
+            ("scale", before["scale"], wanted.sizes.name),
+            ("rounds", before["rounds"], wanted.rounds),
+            ("commit", before["machine"]["commit"], commit()),
+        ):
+            if then != now:
+                raise Mixed(f"{wanted.kept} is of {name} {then}, not {now}: measure anew, without --resume")
+        return before
     return {
         "command": wanted.command,
         "scale": wanted.sizes.name,
         "rounds": wanted.rounds,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": 0.0,
-        "machine": described(),
+        "machine": described(wanted.scratch),
         "rows": [],
     }
 
 
 def whole(results: Json) -> bool:
-    """Whether these are results of every row at full size, as the published page needs them."""
+    """Whether these are results of every row at full size and in enough rounds, as the published page needs them."""
     there = {row["row"] for row in results["rows"] if "error" not in row}
-    return results["scale"] == "full" and set(ROWS) <= there
+    return results["scale"] == "full" and results["rounds"] >= FULL.rounds and set(ROWS) <= there

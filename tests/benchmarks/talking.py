@@ -158,7 +158,7 @@ class Marks:
     def __init__(self) -> None:
         self.taken: list[tuple[float, int]] = []
         self.first: tuple[float, int, float] | None = None
-        """Time, sequence and processor seconds of the first commit since ``begin``."""
+        """Time, sequence and processor seconds of the first mark."""
         self._moved = asyncio.Event()
 
     def mark(self, sequence: int) -> None:
@@ -169,7 +169,7 @@ class Marks:
         self._moved.set()
 
     async def wait(self, sequence: int, seconds: float) -> Json:
-        """Until this sequence is committed: since the first commit, how many, how long, at what cost."""
+        """Until this sequence is committed: since the first mark, how many, how long, at what cost."""
         async with asyncio.timeout(seconds):
             while not self.taken or self.taken[-1][1] < sequence:
                 self._moved.clear()
@@ -189,7 +189,3 @@ class Marks:
         """What was marked since the last time."""
         taken, self.taken = self.taken, self.taken[-1:]
         return {"marks": taken}
-
-    def begin(self) -> Json:
-        self.first = None
-        return {}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from sidecar.core.state import Call, Head, Ledger
-from sidecar.deadlines import Deadlines, note_changes
+from sidecar.deadlines import Deadlines, _Queue, note_changes
 from sidecar.desk import Desk
 from sidecar.runs import HotRun
 from sidecar.transport.publisher import LanePublisher
@@ -52,7 +52,18 @@ def test_what_waits_no_longer_is_let_go_of_long_before_its_time() -> None:
     for number in range(20_000):
         deadlines.watch("r", [(f"call/e-{number}", 1.0)])
         deadlines.watch("r", [(f"call/e-{number}", None)])
-    assert len(deadlines._waits) < 3_000
-    assert {wait[1:] for wait in deadlines._waits} >= {("r", "call/left"), ("r", "operation/op")}
-    assert deadlines._waits[0] == (65.0, "r", "operation/op")
-    assert set(deadlines._over) == {("r", "call/left"), ("r", "operation/op")}
+    assert deadlines.held < 600
+    assert deadlines.watched() == {("r", "call/left"), ("r", "operation/op")}
+
+
+def test_what_is_said_anew_is_over_when_it_was_said_last() -> None:
+    queue = _Queue()
+    queue.put(("r", "call/a"), 3.0)
+    queue.put(("r", "call/b"), 4.0)
+    queue.put(("r", "call/a"), 9.0)
+    assert queue.take(2.0) is None
+    assert queue.take(5.0) == ("r", "call/b")
+    assert queue.take(8.0) is None
+    queue.drop(("r", "call/c"))
+    assert queue.take(9.0) == ("r", "call/a")
+    assert (queue.over, queue.heap) == ({}, [])

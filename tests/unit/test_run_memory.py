@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from sidecar.memory import give_back
+from sidecar.memory import allocated, give_back
 from sidecar.runs import KEPT, HotRun
 from storage.records import RunSummary
 from support.bench import LANE, TENANT, Bench, bench, event, started
@@ -125,3 +127,37 @@ async def test_each_run_is_looked_at_once_and_nothing_else_of_it_is_held(tmp_pat
 
 def test_giving_memory_back_can_be_asked_for_anywhere() -> None:
     assert give_back() in (True, False)
+
+
+def test_what_the_allocator_has_handed_out_is_told_in_bytes() -> None:
+    before, _ = allocated()
+    kept = [bytes(100_000) for _ in range(100)]
+    after, _ = allocated()
+    assert (before, after) == (0, 0) or after - before >= 9_000_000
+    assert len(kept) == 100
+
+
+def test_many_threads_have_two_stocks_of_memory_between_them() -> None:
+    """In a process of its own: what is chosen here is so until it ends."""
+    script = """
+import ctypes, sys, threading
+from sidecar.memory import few_arenas
+if few_arenas():
+    held, done = threading.Barrier(9), threading.Event()
+    def work():
+        kept = bytearray(100_000)
+        held.wait()
+        done.wait()
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    held.wait()
+    libc = ctypes.CDLL(None)
+    libc.fdopen.restype = ctypes.c_void_p
+    out = libc.fdopen(1, b"w")
+    libc.malloc_info(0, ctypes.c_void_p(out))
+    libc.fflush(ctypes.c_void_p(out))
+    done.set()
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert told.count("<heap nr=") <= 2
