@@ -25,12 +25,10 @@ from protocol.events import (
     ToolCalled,
     type_of,
 )
-from protocol.handoff import Recent
 from sidecar import catching_up
 from sidecar.core import policy
 from sidecar.core.budget import LEVELS, Observed, at_least, observe
 from sidecar.core.course import Defer, follow
-from sidecar.core.excerpt import content_text, first_sentence
 from sidecar.core.fold import Outcome
 from sidecar.core.resume import StoodOn, resume_faults
 from sidecar.core.state import Head
@@ -40,7 +38,7 @@ from sidecar.memory import give_back, much_is_spare
 from sidecar.packets import Packets
 from sidecar.runs import HotRun
 from sidecar.state_renewal import StateRenewal
-from sidecar.view import RECENT_LINES, waits
+from sidecar.view import waits
 from storage.errors import StorageError
 from storage.records import OutboxRow
 
@@ -118,7 +116,7 @@ class Observer:
         shadowed = desk.config.mode_for(head.labels)[0] == "shadow"
         self._account(run, hot, observed, chunk, shadowed=shadowed)
         if type(event) is Message and event.role == "assistant" and not outcome.foreign:
-            self._recent(hot, event)
+            view.note_said(event)
         if type(event) is RunResumed:
             self._resumed(run, hot, event, chunk)
         if kind is RunPaused or run not in chunk.marks:
@@ -233,12 +231,6 @@ class Observer:
         rose = LEVELS.index(observed.level_after) > LEVELS.index(observed.level_before)
         if rose and observed.level_before == "ok":
             chunk.mark(run, "checkpoint")
-
-    def _recent(self, hot: HotRun, event: Message) -> None:
-        text = first_sentence(content_text(event.content)[:8_000])
-        if text:
-            line = Recent(text=text[:200], ref=f"event:{event.id}")
-            hot.view.recent = [*hot.view.recent, line][-RECENT_LINES:]
 
     def _resumed(self, run: str, hot: HotRun, event: RunResumed, chunk: Chunk) -> None:
         desk = self._desk

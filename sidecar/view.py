@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
+from protocol.events import Message
 from protocol.handoff import ClearedResult, Packet, Recent, Tail
 from protocol.identifiers import MAX_INTEGER
 from sidecar.core.budget import Budget, BudgetSettings, Level, after_take_up, at_least
 from sidecar.core.course import Compact, Course, Trim
+from sidecar.core.excerpt import content_text, first_sentence
 from sidecar.core.packet import BudgetFigures
 from sidecar.core.resume import StoodOn
 from sidecar.core.samples import expectation
@@ -21,6 +23,7 @@ from sidecar.core.trimming import REFERENCE_TOKENS, Cleared
 
 RECENT_LINES = 3
 PACKETS_REMEMBERED = 32
+_TEXT_LOOKED_AT = 8_000
 
 
 class Published(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -127,6 +130,13 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
             used_after=max(0, after),
             level=self.budget.level,
         )
+
+    def note_said(self, message: Message) -> None:
+        """The agent's newest words, a line of each message."""
+        text = first_sentence(content_text(message.content)[:_TEXT_LOOKED_AT])
+        if text:
+            line = Recent(text=text[:200], ref=f"event:{message.id}")
+            self.recent = [*self.recent, line][-RECENT_LINES:]
 
     def note_cleared(self, cleared: tuple[Cleared, ...]) -> None:
         """Results that became references."""
