@@ -108,19 +108,19 @@ def decode_event(
     """
     if max_bytes is not None and len(payload) > max_bytes:
         raise ProtocolError("too_large", f"{len(payload)} bytes, at most {max_bytes} are accepted")
-    event: Event | None = None
-    cause: Exception | None = None
     fault = _byte_fault(payload)
-    if fault is None:
-        try:
-            event = _DECODER.decode(payload)
-        except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            cause = error
-    if event is None:
-        raise _classify(payload, channel, fault, cause) from cause
+    if fault is not None:
+        raise _classify(payload, channel, fault, None)
+    try:
+        event: Event = _DECODER.decode(payload)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise _classify(payload, channel, None, error) from error
+    cls = type(event)
     if event.must_understand:
-        _check_understood(event.must_understand, _FIELDS[type(event)], event.id)
-    invalid = _value_fault(event)
+        _check_understood(event.must_understand, _FIELDS[cls], event.id)
+    invalid = _envelope_fault(event)
+    if invalid is None and cls in _MORE_TO_CHECK:
+        invalid = _value_fault(event)
     if invalid is not None:
         raise ProtocolError("invalid_field", invalid, event.id)
     _check_place(event, run, channel)
@@ -159,12 +159,22 @@ def _too_deep(payload: bytes) -> bool:
     return max(accumulate(array("b", brackets.translate(_STEPS))), default=0) > MAX_DEPTH - _SHALLOW
 
 
-def _value_fault(event: Event) -> str | None:
-    """What types alone do not say about a decoded event, as a text naming the field; None: all is well."""
+def _envelope_fault(event: Event) -> str | None:
+    """What types alone do not say about the envelope, as a text naming the field; None: all is well."""
     if event.seq is not None and event.session is None:
         return "$.seq needs $.session"
     if not 1 < event.at.year < 9999:
         return "$.at is out of range"
+    return None
+
+
+_MORE_TO_CHECK: Final = frozenset(
+    {ToolCalled, Message, ToolReturned, ApprovalRequested, ApprovalResolved, EvidenceRecorded}
+)
+
+
+def _value_fault(event: Event) -> str | None:
+    """The same about the other fields; what it knows of stands in ``_MORE_TO_CHECK``."""
     match event:
         case ToolCalled():
             return _number_fault(event.arguments, "$.arguments")

@@ -1,6 +1,7 @@
 """Values that events carry and packets repeat: content parts, contract pieces, plan, next action.
 
-Only shapes. An absent list (None) differs from an empty one wherever the field's docstring says so.
+Frozen and made from the inside out, so that none can be part of a cycle: the garbage collector has no business
+with them. Only shapes. An absent list (None) differs from an empty one wherever the field's docstring says so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ VERB_PATTERN: Final = (
 NextVerb = Annotated[str, Meta(pattern=VERB_PATTERN)]
 
 
-class Part(Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind"):
+class Part(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True, tag_field="kind"):
     """One part of a message's content."""
 
 
@@ -66,7 +67,7 @@ MAX_BLOB_BYTES: Final = 32 * 1024 * 1024
 """Of a text that is kept beside its message."""
 
 
-class ContentBlob(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ContentBlob(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """The whole of a content too large for a message, as one text: UTF-8 in an object of ``WK_CONTENT``.
 
     The object's name follows from the run and ``sha256`` (``subjects.content_object``), so that a message can
@@ -78,7 +79,7 @@ class ContentBlob(Struct, frozen=True, omit_defaults=True, kw_only=True):
     media_type: str | None = None
 
 
-class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Model(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """A model and its window, both limits in tokens."""
 
     name: str
@@ -86,7 +87,7 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
     max_output_tokens: Count | None = None
 
 
-class Scope(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Scope(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """For whom and with what a run may act. An absent list allows everything, an empty one nothing; globs."""
 
     actor: str | None = None
@@ -96,7 +97,7 @@ class Scope(Struct, frozen=True, omit_defaults=True, kw_only=True):
     kinds: tuple[str, ...] | None = None
 
 
-class InputRef(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class InputRef(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """One pinned input of the task."""
 
     name: str
@@ -104,7 +105,7 @@ class InputRef(Struct, frozen=True, omit_defaults=True, kw_only=True):
     digest: Digest | None = None
 
 
-class Forbids(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Forbids(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """What a constraint forbids: it matches when every list given matches by any entry. Globs."""
 
     kinds: tuple[str, ...] | None = None
@@ -112,7 +113,7 @@ class Forbids(Struct, frozen=True, omit_defaults=True, kw_only=True):
     targets: tuple[str, ...] | None = None
 
 
-class Constraint(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Constraint(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """A constraint as ``run.started`` brings it."""
 
     id: Id
@@ -121,14 +122,14 @@ class Constraint(Struct, frozen=True, omit_defaults=True, kw_only=True):
     forbids: Forbids | None = None
 
 
-class CompletedStep(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class CompletedStep(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """A step said to be done, and what shows it."""
 
     text: str
     refs: tuple[str, ...] = ()
 
 
-class PlanItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class PlanItem(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """One item of the plan."""
 
     id: Id
@@ -136,7 +137,7 @@ class PlanItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
     state: PlanState
 
 
-class Focus(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Focus(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """What the agent is working on. An absent list is unsaid."""
 
     files: tuple[str, ...] | None = None
@@ -144,7 +145,7 @@ class Focus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     remaining: tuple[str, ...] | None = None
 
 
-class NextAction(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class NextAction(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """What the agent does next. ``verb`` is one of the listed verbs or ``x-<name>``."""
 
     verb: NextVerb
@@ -152,28 +153,28 @@ class NextAction(Struct, frozen=True, omit_defaults=True, kw_only=True):
     operation_id: Id | None = None
 
 
-class Blocker(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Blocker(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """What the agent says stands in its way."""
 
     id: Id
     text: str
 
 
-class RejectedAlternative(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class RejectedAlternative(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """What a decision turned down, and why."""
 
     alternative: str
     reason: str
 
 
-class RedactionPattern(Struct, frozen=True, kw_only=True):
+class RedactionPattern(Struct, frozen=True, gc=False, kw_only=True):
     """One more form of secrets: an RE2 pattern; group 1, if it has one, is the secret."""
 
     name: str
     regex: str
 
 
-class RedactionRules(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class RedactionRules(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """What is redacted beyond the built-in forms, and values that are never. They decide what the fold reads."""
 
     enabled: bool = True
@@ -181,7 +182,7 @@ class RedactionRules(Struct, frozen=True, omit_defaults=True, kw_only=True):
     allow: tuple[str, ...] = ()
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(Struct, frozen=True, gc=False, kw_only=True):
     """The settings the fold uses, one set per lane. Kinds are globs.
 
     ``reconcile_by_authority_kinds``: operations of these kinds are reconciled by an authority's word only.

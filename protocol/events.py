@@ -125,10 +125,11 @@ Outcome = Literal["succeeded", "failed", "cancelled"]
 CallStatus = Literal["ok", "error", "timeout", "cancelled", "pending"]
 
 
-class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+class Event(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, tag_field="type"):
     """The envelope. ``id`` is unique in run and channel; ``seq`` counts 1, 2, 3 … within ``session``.
 
     ``epoch`` is for the record channel only. Unknown fields are ignored unless named by ``must_understand``.
+    Kept from the garbage collector, as all it may hold (``protocol.content``): no event is part of a cycle.
     """
 
     v: Version

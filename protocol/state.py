@@ -97,8 +97,22 @@ class Blob(Struct, frozen=True, kw_only=True):
     encoding: str
 
 
+class Since(Struct, frozen=True, kw_only=True):
+    """What holds in the place of the same fields of a state that was written earlier.
+
+    ``stream_seq`` and ``ledger_version`` tell how far the run was folded when this was said; the ledger itself is the
+    state's, and the messages after its cursor lead from there to here.
+    """
+
+    checkpoint: StateCheckpoint | None
+    trimmed_through: Count
+    packet: StatePacket | UnsetType = UNSET
+    stream_seq: Count
+    ledger_version: Count
+
+
 class RunStateReference(Struct, frozen=True, kw_only=True):
-    """Stands in the state stream for a ``RunState`` too large for a message."""
+    """Stands in the state stream for a ``RunState`` too large for a message, and what was committed since."""
 
     v: int = 1
     type: Literal["run.state"] = "run.state"
@@ -106,6 +120,7 @@ class RunStateReference(Struct, frozen=True, kw_only=True):
     ledger_version: Count
     ledger_digest: str
     blob: Blob
+    since: Since | UnsetType = UNSET
     must_understand: tuple[str, ...] = ("blob",)
 
 

@@ -6,7 +6,6 @@ second signal ends the drain at once; nothing is lost by that.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import uuid
@@ -29,6 +28,7 @@ from sidecar.failures import explain
 from sidecar.health import Health, loop_monitor
 from sidecar.lane import LaneService
 from sidecar.large_contents import Shelf
+from sidecar.memory import collect_seldom
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
 from sidecar.streams import Streams
@@ -41,7 +41,7 @@ from storage.errors import StorageBusy, StorageCorrupt, StorageFull
 from storage.store import Store
 
 _RETRY_SECONDS = 1.0
-_PAGES_PER_MIB = 256
+_MIB = 1024 * 1024
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = structlog.get_logger(__name__)
@@ -133,11 +133,11 @@ class Daemon:
         """The open store; ``None`` if told to stop before the disk let us. A damaged file is moved aside:
         the streams fill a new one."""
         folder, max_mib = self.config.data_dir, self.config.storage.max_mib
-        max_pages = None if max_mib is None else max_mib * _PAGES_PER_MIB
+        max_bytes = None if max_mib is None else max_mib * _MIB
         while not self.stop.is_set():
             try:
                 store = await Store.open(
-                    folder, max_pages=max_pages, on_beat=lambda: self.health.beat("writer")
+                    folder, max_bytes=max_bytes, on_beat=lambda: self.health.beat("writer")
                 )
                 self.health.set("storage", True)
                 return await stack.enter_async_context(store)
@@ -225,9 +225,7 @@ async def serve(config: Config, with_embedded_nats: bool = False) -> int:
             tracer = tracer_for(os.environ, version())
             stack.callback(tracer.close)
             daemon = Daemon(config, tracer)
-            # What is loaded by now stays: looking through it again took the collector 30 ms each time.
-            gc.collect()
-            gc.freeze()
+            collect_seldom()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_signals, daemon, tasks.cancel_scope)
                 await daemon.run()

@@ -33,6 +33,7 @@ class Incoming:
         "event",
         "hints",
         "key",
+        "number",
         "problem",
         "redacted",
         "run",
@@ -52,6 +53,8 @@ class Incoming:
         self.event: Event | None = None
         self.problem: ProtocolError | None = None
         self.key: Key | None = None
+        self.number: int | None = None
+        """What the store says of ``key``, unless that was changed."""
 
 
 class Chunk:
@@ -70,6 +73,9 @@ class Chunk:
         """Type → messages folded: counted here and told once, since a call for each costs as much as folding."""
         self.marks: dict[str, PacketReason] = {}
         """Run → why a packet of it may be due."""
+        self.waits: dict[str, dict[str, float | None]] = {}
+        """Run → what began to wait, or waits no longer (``deadlines.note_changes``): told once at the end, since most
+        of it is over within the transaction."""
         self.after: list[Callable[[], None]] = []
         """Called after COMMIT, under the lock: other counters, waiters, compactions to prepare."""
         self.accepted: dict[Key, bytes] = {}
@@ -92,6 +98,11 @@ class Flight:
     def __init__(self, commit: Coroutine[Any, Any, None]) -> None:
         # A plain task, not a group: what the storage raises must reach the reader unwrapped.
         self._task = asyncio.create_task(commit)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return self._task.done()
 
     async def landed(self) -> None:
         """Wait for its end, whatever becomes of the caller. Raises what the commit raised."""

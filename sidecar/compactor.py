@@ -38,7 +38,7 @@ from sidecar.notices import derived_id
 from sidecar.packets import Packets, state_packet, stored_checkpoint
 from sidecar.ranges import Reading, range_digest, tail_items
 from sidecar.runs import HotRun
-from sidecar.states import state_row
+from sidecar.state_renewal import StateRenewal
 from sidecar.summarizers import SummarizerFailure
 from storage.errors import StorageError
 from storage.records import OutboxRow
@@ -52,12 +52,13 @@ log = structlog.get_logger(__name__)
 class Compactor:
     """``prepare`` under the lock where the need arises; the rest runs in its own task."""
 
-    def __init__(self, desk: Desk, packets: Packets, generation: Generation) -> None:
+    def __init__(self, desk: Desk, packets: Packets, generation: Generation, states: StateRenewal) -> None:
         self._desk = desk
         self._packets = packets
         self._generation = generation
+        self._states = states
         self._indexing = Indexing(desk)
-        self._endings = Endings(desk, packets, self._index)
+        self._endings = Endings(desk, packets, states, self._index)
         self._tasks: TaskGroup | None = None
         self._ended = anyio.Event()
         self._limit = anyio.CapacityLimiter(_AT_ONCE)
@@ -263,8 +264,7 @@ class Compactor:
             hot.view.note_packet(built.packet, self._packets.stood_on(built.packet))
             said = self._packets.choice_notice(hot, hot.view, built)
             row = self._packets.row(built.packet)
-            packed = state_packet(built.packet)
-            state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint, packed))
+            state = await self._states.row(hot, checkpoint, state_packet(built.packet))
             await desk.commit(
                 touched=[job.run],
                 outbox=[*([state] if state is not None else []), row, *said],

@@ -127,7 +127,8 @@ class Desk:
     health: Health
     wall: Callable[[], float] = time.time
     mono: Callable[[], float] = time.monotonic
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    """Taken without a turn of the loop while it is free: whoever holds it awaits the disk anyway."""
     cursor: Cursor = field(default_factory=lambda: Cursor(stream_seq=0, stream_created=""))
     lag: int = 0
     taken_over: bool = False
@@ -141,7 +142,8 @@ class Desk:
     config: Config = field(init=False)
     """Change it by ``reconfigure`` only."""
     budget: BudgetSettings = field(init=False)
-    _moved: anyio.Event = field(default_factory=anyio.Event)
+    _moved: anyio.Event | None = None
+    """Somebody waits for the cursor to move."""
     _outgoing: anyio.Event = field(default_factory=anyio.Event)
     _leaving: dict[str, tuple[float, str | None]] = field(default_factory=dict)
     """Id of a packet on its way → when it was committed, and its trace."""
@@ -239,7 +241,7 @@ class Desk:
                 journal=tuple(journal),
                 runs=tuple(rows.runs),
                 items=tuple(rows.items),
-                outbox=tuple(self._traced(row) for row in outbox),
+                outbox=tuple(map(self._traced, outbox)),
                 cursor=cursor,
                 open_attempt=open_attempt,
                 close_attempt=close_attempt,
@@ -266,8 +268,9 @@ class Desk:
             self.cursor = cursor
         if outbox:
             self._outgoing.set()
-        moved, self._moved = self._moved, anyio.Event()
-        moved.set()
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
 
     def _traced(self, row: OutboxRow) -> OutboxRow:
         """The row with the trace context of the work it comes from, else of the run's newest message that had
@@ -284,6 +287,8 @@ class Desk:
         """Whether the cursor reaches ``stream_seq`` within ``seconds``."""
         with anyio.move_on_after(seconds):
             while self.cursor.stream_seq < stream_seq:
+                if self._moved is None:
+                    self._moved = anyio.Event()
                 await self._moved.wait()
         return self.cursor.stream_seq >= stream_seq
 

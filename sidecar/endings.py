@@ -31,7 +31,7 @@ from sidecar.notices import derived_id
 from sidecar.packets import Packets, StoredBody, state_packet, stored_checkpoint
 from sidecar.ranges import range_digest
 from sidecar.runs import HotRun
-from sidecar.states import state_row
+from sidecar.state_renewal import StateRenewal
 from sidecar.view import View, copy_view
 from storage.errors import Stale
 from storage.records import AttemptRow, Chain, CheckpointRow, OutboxRow
@@ -42,9 +42,12 @@ log = structlog.get_logger(__name__)
 class Endings:
     """One lane's ends of attempts. ``covered(run, through)`` is called after a checkpoint was committed."""
 
-    def __init__(self, desk: Desk, packets: Packets, covered: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, desk: Desk, packets: Packets, states: StateRenewal, covered: Callable[[str, int], None]
+    ) -> None:
         self._desk = desk
         self._packets = packets
+        self._states = states
         self._covered = covered
 
     async def _hot(self, run: str) -> HotRun:
@@ -142,9 +145,7 @@ class Endings:
         for code in verdict.violations:
             view.violations[code] = view.violations.get(code, 0) + 1
         hot.view = view
-        packed = state_packet(built.packet)
-        handed = (job.ledger, attempt.ledger_digest)
-        state = await desk.aside(job.run, lambda: state_row(desk, hot, checkpoint, packed, handed))
+        state = await self._states.row(hot, checkpoint, state_packet(built.packet))
         ending = Ending(
             "applied",
             None,

@@ -17,14 +17,14 @@ import structlog
 from msgspec.structs import replace
 
 from protocol import subjects
-from protocol.codec import decode_state, digest
+from protocol.codec import digest
 from protocol.errors import ProtocolError
 from protocol.state import RunState
 from sidecar.core.ledger_form import ledger_digest, ledger_of
 from sidecar.core.state import Head, Ledger
 from sidecar.deadlines import Wait, note_changes
 from sidecar.desk import Desk
-from sidecar.large_states import whole_state
+from sidecar.large_states import version_told, whole_state
 from sidecar.runs import HotRun, Runs
 from sidecar.states import FOLD_VERSION
 from sidecar.transport.blobs import Blobs
@@ -127,7 +127,7 @@ class Heritage:
             return await whole_state(self._blobs, found[1])
         except ProtocolError:
             try:
-                self._doubtful[run] = decode_state(found[1]).ledger_version
+                self._doubtful[run] = version_told(found[1])
             except ProtocolError:
                 self._doubtful[run] = 0
             return None

@@ -47,6 +47,8 @@ the loop may be held."""
 _TURN: Final = 64
 """Messages folded before the loop gets its turn, about 2 ms."""
 _DECODED_AT_ONCE: Final = 256
+_MOST_AT_ONCE: Final = 3_072
+"""Messages of a transaction from which on it takes in no more while the last one is on its way."""
 _WRITTEN_AT_ONCE: Final = 200
 """Runs encoded before the loop gets its turn, about 3 ms."""
 
@@ -54,6 +56,10 @@ log = structlog.get_logger(__name__)
 
 _address = lru_cache(maxsize=8_192)(subjects.parse_inbound)
 """Subjects repeat: taking one apart costs more than decoding a short event."""
+
+
+async def _nothing_more() -> Sequence[Delivery]:
+    return ()
 
 
 def lane_key(tenant: str, lane: str) -> str:
@@ -73,40 +79,49 @@ class Intake:
     async def take(
         self,
         deliveries: Sequence[Delivery],
-        more: Callable[[], Awaitable[Sequence[Delivery]]] | None = None,
+        more: Callable[[], Awaitable[Sequence[Delivery]]] = _nothing_more,
     ) -> None:
         """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory.
 
         ``more`` gives what has arrived since, without waiting: it is folded while what came before it is being
         committed. One transaction is on its way at a time, and what was folded behind it is not handed over
-        before it is on disk. If it fails, both are discarded.
+        before it is on disk; until then it takes in more, since each run it touches is written once. If one
+        fails, all that is not on disk is discarded.
         """
         flight: Flight | None = None
-        accepted: Mapping[Key, bytes] = {}
+        aboard: Mapping[Key, bytes] = {}
+        chunk = Chunk()
         async with self._desk.changing():
             try:
                 while deliveries:
                     incoming = await self._decoded(deliveries)
                     await self._load(incoming)
-                    known = {**accepted, **await self._known.of(incoming)}
-                    if flight is not None and any(map(_is_large, deliveries)):
+                    known = {**aboard, **chunk.accepted, **await self._known.of(incoming)}
+                    large = any(map(_is_large, deliveries))
+                    if flight is not None and large:
                         # On a thread nothing may happen to memory beside folding.
                         await flight.landed()
                     arrived: Sequence[Delivery] = ()
                     start = 0
                     while start < len(incoming):
-                        chunk = Chunk()
                         start, due = await self._fold(chunk, incoming, start, known)
+                        # A compaction that is due begins from the run as it is at the end of this transaction.
+                        ends = start < len(incoming) or due
+                        roomy = not large and len(chunk.journal) < _MOST_AT_ONCE
+                        if not ends and roomy and flight is not None and not flight.over:
+                            arrived = await more()
+                            if arrived and not flight.over:
+                                break
                         rows = await self._rows(chunk)
                         if flight is not None:
                             await flight.landed()
                             flight = None
-                        # A compaction that is due begins from the run as it is at the end of this transaction.
-                        if start < len(incoming) or due or more is None or not (arrived := await more()):
+                        aboard = chunk.accepted
+                        if ends or not (arrived := arrived or await more()):
                             await self._commit(chunk, rows)
                         else:
                             flight = Flight(self._commit(chunk, rows))
-                    accepted = chunk.accepted
+                        chunk = Chunk()
                     deliveries = arrived
             except BaseException:
                 self._known.forget()
@@ -117,15 +132,16 @@ class Intake:
             self._known.bound()
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> list[Incoming]:
-        incoming = []
+        incoming, usual = [], []
         for number, delivery in enumerate(deliveries, 1):
             if _is_large(delivery):
-                incoming.append(await anyio.to_thread.run_sync(self._decode, delivery))
+                item = await anyio.to_thread.run_sync(self._decode, delivery)
             else:
-                incoming.append(self._decode(delivery))
+                item = self._decode(delivery)
+                usual.append(item)
+            incoming.append(item)
             if number % _DECODED_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-        usual = [item for item in incoming if not _is_large(item.delivery)]
         for item, hints in zip(usual, all_hinted([item.body for item in usual]), strict=True):
             item.hints = hints
         return incoming
@@ -173,7 +189,7 @@ class Intake:
         """Fold from ``start`` up to the end or to where a compaction falls due: where the next transaction
         begins, and whether one is due."""
         desk = self._desk
-        chunk.began = desk.mono()
+        chunk.began = chunk.began or desk.mono()
         index, due = start, False
         while index < len(incoming) and not due:
             item = incoming[index]
@@ -251,7 +267,7 @@ class Intake:
             if item.sha256 in told:
                 chunk.after.append(desk.metrics.duplicate)
                 return False
-            item.key = again_key(first, len(told) + 1)
+            item.key, item.number = again_key(first, len(told) + 1), None
         if item.run == subjects.LANE_TOKEN:
             self._lane_record(item.event)
             name = type_of(item.event)
@@ -286,8 +302,8 @@ class Intake:
             hot.traceparent = chunk.traceparent = tracing.valid(event.traceparent)
         hot.chain = hashlib.sha256(hot.chain + item.sha256).digest()
         chunk.journal.append(self._entry(item, hot))
+        # Its own run is among them.
         chunk.touched |= outcome.touched
-        chunk.touched.add(item.run)
         return self._observer.folded(item.run, hot, outcome, item, chunk)
 
     def _refuse_forgotten(self, run: str, event: Event) -> None:
@@ -329,6 +345,7 @@ class Intake:
             chain=hot.chain,
             body=item.body,
             redacted=item.redacted,
+            key=item.number,
         )
 
     def _lane_record(self, event: Event) -> None:
@@ -353,6 +370,8 @@ class Intake:
     def _reject(self, item: Incoming, problem: ProtocolError | None, chunk: Chunk) -> None:
         desk = self._desk
         problem = problem if problem is not None else ProtocolError("malformed", "no message")
+        # Its way here would hold the message, and itself, until the collector came by.
+        problem.__traceback__ = problem.__cause__ = problem.__context__ = None
         minute = int(item.delivery.stamp // 60)
         token = item.run or subjects.NO_RUN_TOKEN
         seen, count = self._minute.get(token, (minute, 0))

@@ -28,11 +28,14 @@ class Known:
     async def of(self, incoming: Sequence[Incoming]) -> dict[Key, bytes]:
         """The payload digests of those keys that were accepted before, by key."""
         desk = self._desk
-        maybe = [
-            item.key
-            for item in incoming
-            if item.key is not None and desk.store.maybe_known(desk.tenant, desk.lane, *item.key)
-        ]
+        items = [item for item in incoming if item.key is not None]
+        names = [item.key for item in items if item.key is not None]
+        numbers = desk.store.keys(desk.tenant, desk.lane, names)
+        maybe = []
+        for item, name, number in zip(items, names, numbers, strict=True):
+            item.number = number
+            if desk.store.maybe_stored(number):
+                maybe.append(name)
         if not maybe:
             return {}
         found = await desk.store.find_ids(desk.tenant, desk.lane, maybe)

@@ -34,6 +34,7 @@ from sidecar.relay import Relay
 from sidecar.responder import Responder
 from sidecar.retention import Retention
 from sidecar.runs import Runs
+from sidecar.state_renewal import StateRenewal
 from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
 from sidecar.tracing import Tracer
@@ -211,6 +212,7 @@ class LaneService:
             tasks.start_soon(parts.compactor.run)
             async with anyio.create_task_group() as working:
                 working.start_soon(parts.packets.run)
+                working.start_soon(parts.states.run)
                 working.start_soon(parts.deadlines.run)
                 working.start_soon(parts.observer.tick)
                 working.start_soon(Retention(desk, self._link, parts.packets, parts.compactor).run)
@@ -278,6 +280,7 @@ class Parts:
     deadlines: Deadlines
     responder: Responder
     relay: Relay
+    states: StateRenewal
     observer: Observer
     intake: Intake
 
@@ -294,17 +297,19 @@ def assemble(
     ``blobs``: where states too large for a message go; without it they are refused as such. ``contents``: where texts
     too large for a message are; ``shelf``: the daemon's, for those it reads."""
     packets = Packets(desk)
-    compactor = Compactor(desk, packets, Generation(desk, *summarizers))
+    states = StateRenewal(desk, packets, blobs)
+    compactor = Compactor(desk, packets, Generation(desk, *summarizers), states)
     deadlines = Deadlines(desk, publisher)
     large = None if contents is None else LargeContents(desk, contents, shelf or Shelf())
     responder = Responder(desk, publisher, packets, compactor, large)
-    observer = Observer(desk, packets, compactor, deadlines, responder)
+    observer = Observer(desk, packets, compactor, deadlines, responder, states)
     return Parts(
         packets=packets,
         compactor=compactor,
         deadlines=deadlines,
         responder=responder,
-        relay=Relay(desk, publisher, blobs),
+        relay=Relay(desk, publisher, blobs, states.apart),
+        states=states,
         observer=observer,
         intake=Intake(desk, observer),
     )

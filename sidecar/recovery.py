@@ -21,7 +21,7 @@ from sidecar.core.ledger_form import ledger_digest
 from sidecar.core.tail import Tail
 from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clearing
 from sidecar.desk import Desk
-from sidecar.large_states import whole_state
+from sidecar.large_states import newest_state
 from sidecar.packets import Packets, StoredBody, adopted_packet
 from sidecar.ranges import Reading, tail_items
 from sidecar.retention import adopt_tombstone
@@ -46,7 +46,7 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
         if found is None:
             continue
         try:
-            state = await whole_state(blobs, found[1])
+            state = await newest_state(blobs, found[1])
         except ProtocolError as error:
             log.error("state of a run cannot be read", run=run, error=str(error))
             continue
@@ -72,7 +72,7 @@ async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bo
             continue
         found = await publisher.get_last(subjects.state(desk.tenant, desk.lane, run))
         try:
-            state = None if found is None else await whole_state(blobs, found[1])
+            state = None if found is None else await newest_state(blobs, found[1])
         except ProtocolError:
             continue
         if (

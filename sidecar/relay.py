@@ -1,15 +1,19 @@
 """The outbox relay of one lane: sends what was committed, in order, each message once in effect.
 
-It reads committed rows only and removes a row after the broker has it. It decides nothing about
+It reads committed rows only and removes a row after the broker has it, not always at once. It decides nothing about
 content. A former owner's write is refused by the broker, and the relay stops then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import anyio
 import structlog
 
+from protocol.codec import encode
 from protocol.errors import ProtocolError
+from protocol.state import RunStateReference
 from sidecar import tracing
 from sidecar.desk import Desk
 from sidecar.large_states import MAX_STATE_BYTES, stored_apart, superseded
@@ -21,6 +25,9 @@ from storage.records import StoredOutbox
 
 _BATCH = 128
 _PAUSE_SECONDS = 1.0
+_REMOVE_SECONDS = 1.0
+"""How long sent rows stay in the store while others follow: taking each out by itself is one more commit in the way
+of an event's."""
 
 log = structlog.get_logger(__name__)
 
@@ -29,43 +36,57 @@ class Relay:
     """Runs until cancelled; raises ``Fenced`` when another owner has the lane.
 
     Without ``blobs`` a state too large for a message is left out and told: a new owner then needs the stream.
+    ``apart`` is called with a message's id and what stands for it once the broker has both, where it was kept apart.
     """
 
-    def __init__(self, desk: Desk, publisher: LanePublisher, blobs: Blobs | None = None) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        publisher: LanePublisher,
+        blobs: Blobs | None = None,
+        apart: Callable[[str, RunStateReference], None] = lambda _id, _reference: None,
+    ) -> None:
         self._desk = desk
         self._publisher = publisher
         self._blobs = blobs
+        self._apart = apart
         self.pending = 0
         """Rows committed and not yet sent, as of the last look."""
         self._sent: list[int] = []
         """Rows the broker has and the store still lists."""
+        self._removed_at = 0.0
 
     async def run(self) -> None:
         last = 0
-        while True:
-            if self._sent:
-                # The disk refused to remove them. They go out no second time; it is asked again.
-                await anyio.sleep(_PAUSE_SECONDS)
-                await self._remove()
-            rows = await self._desk.store.outbox(
-                self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH
-            )
-            if not rows:
-                self._show(0)
-                if not self._sent:
-                    await self._desk.wait_outgoing()
-                continue
-            self._show(await self._desk.store.outbox_count(self._desk.tenant, self._desk.lane))
-            try:
+        try:
+            while True:
+                rows = await self._desk.store.outbox(
+                    self._desk.tenant, self._desk.lane, after_id=last, limit=_BATCH
+                )
+                if rows:
+                    self._show(await self._waiting(rows))
                 for row in rows:
                     await self._send(row)
                     self._desk.left(row.msg_id)
                     self._sent.append(row.id)
                     last = row.id
-            finally:
-                # A row sent but not removed is sent again with the same id: harmless, so no shield on kill.
-                with anyio.CancelScope(shield=True):
+                if not rows or self._desk.mono() - self._removed_at >= _REMOVE_SECONDS:
                     await self._remove()
+                if len(rows) < _BATCH:
+                    self._show(0)
+                    # What was sent and could not be removed is not asked for in a circle.
+                    with anyio.move_on_after(_REMOVE_SECONDS if self._sent else None):
+                        await self._desk.wait_outgoing()
+        finally:
+            # A row sent but not removed is sent again with the same id: harmless, so no shield on kill.
+            with anyio.CancelScope(shield=True):
+                await self._remove()
+
+    async def _waiting(self, rows: Sequence[StoredOutbox]) -> int:
+        """How many there are, of which these are the first."""
+        if len(rows) < _BATCH:
+            return len(rows)
+        return await self._desk.store.outbox_count(self._desk.tenant, self._desk.lane) - len(self._sent)
 
     async def _remove(self) -> None:
         """Take what was sent out of the store; a full or busy disk keeps it for the next time."""
@@ -73,6 +94,7 @@ class Relay:
             if self._sent:
                 await self._desk.store.outbox_sent(self._sent)
             self._sent = []
+            self._removed_at = self._desk.mono()
         except (StorageFull, StorageBusy) as error:
             log.warning("sent messages not removed yet: storage refuses", error=str(error))
 
@@ -106,10 +128,13 @@ class Relay:
                 raise TooLarge(limit, len(payload))
             await self._publisher.publish("state", subject, payload, msg_id)
             return
-        former = await self._publisher.get_last(subject)
+        former, reference = await self._publisher.get_last(subject), None
         if len(payload) > limit:
-            payload = await stored_apart(self._blobs, subject, payload, msg_id)
+            reference = await stored_apart(self._blobs, subject, payload, msg_id)
+            payload = encode(reference)
         await self._publisher.publish("state", subject, payload, msg_id)
+        if reference is not None:
+            self._apart(msg_id, reference)
         await superseded(self._blobs, None if former is None else former[1], payload)
 
     async def drained(self, seconds: float) -> bool:

@@ -12,9 +12,9 @@ import structlog
 from msgspec import UNSET
 
 from protocol import subjects
-from protocol.codec import digest, encode
+from protocol.codec import digest, digest_bytes, encode
 from protocol.state import Cursor, RunState, StateCheckpoint, StatePacket, Tombstone
-from sidecar.core.ledger_form import ledger_digest, ledger_json
+from sidecar.core.ledger_form import ledger_canonical
 from sidecar.core.state import Ledger
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
@@ -29,69 +29,77 @@ FOLD_VERSION = 3
 log = structlog.get_logger(__name__)
 
 
-def state_row(
-    desk: Desk,
-    hot: HotRun,
-    checkpoint: StateCheckpoint | None,
-    packet: StatePacket | None = None,
-    handed: tuple[Ledger, str] | None = None,
-) -> OutboxRow | None:
-    """The run's state as an outbox row; ``None`` when it is over ``MOST_STATE_BYTES``. ``packet``: the newest that
-    shortened the context. ``handed``: the ledger as it was earlier, and its digest.
+def standing(
+    desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None, packet: StatePacket | None
+) -> RunState:
+    """The run as it stands, but for its ledger, which ``filled`` puts in; hold the lock.
 
-    What is too large for a message goes into the bucket when it is sent.
+    ``packet``: the newest that shortened the context.
     """
     head = hot.ledger.head
-    ledger = ledger_json(hot.ledger)
-    if len(ledger) > MOST_STATE_BYTES:
-        # Told before its digest is taken, which costs more than everything else together.
-        _say_too_large(head.run, len(ledger))
-        return None
-    state = RunState(
+    return RunState(
         epoch=desk.voice.epoch,
         fold_version=FOLD_VERSION,
         checkpoint=checkpoint,
-        ledger=msgspec.Raw(ledger),
+        ledger=msgspec.Raw(b"{}"),
         ledger_version=head.version,
-        ledger_digest=_digest(hot.ledger, handed),
+        ledger_digest="",
         cursor=Cursor(
             stream_seq=max(desk.cursor.stream_seq, hot.view.stream_seq),
             stream_created=datetime.fromisoformat(desk.cursor.stream_created),
-            next_seq=head.next_seq,
+            next_seq=dict(head.next_seq),
         ),
         trimmed_through=hot.view.course.trimmed_through,
         settings=desk.runs.lane.settings,
         hash_chain=f"sha256:{hot.chain.hex()}",
         packet=UNSET if packet is None else packet,
     )
-    payload = encode(state)
+
+
+def filled(state: RunState, ledger: Ledger) -> RunState | None:
+    """The state with that ledger; ``None`` when it is over ``MOST_STATE_BYTES``. CPU only, linear in the ledger."""
+    form = ledger_canonical(ledger)
+    if len(form) > MOST_STATE_BYTES:
+        log.warning(
+            "state too large to be kept for another owner, left out", run=ledger.head.run, bytes=len(form)
+        )
+        return None
+    return msgspec.structs.replace(state, ledger=msgspec.Raw(form), ledger_digest=digest_bytes(form))
+
+
+def state_row(
+    desk: Desk, hot: HotRun, checkpoint: StateCheckpoint | None, packet: StatePacket | None = None
+) -> OutboxRow | None:
+    """The run's whole state as an outbox row; ``None`` when it is over ``MOST_STATE_BYTES``.
+
+    What is too large for a message goes into the bucket when it is sent.
+    """
+    state = filled(standing(desk, hot, checkpoint, packet), hot.ledger)
+    if state is None:
+        return None
     return OutboxRow(
         stream="state",
-        subject=subjects.state(desk.tenant, desk.lane, head.run),
-        msg_id=derived_id(
-            "st",
-            desk.tenant,
-            desk.lane,
-            head.run,
-            desk.voice.epoch,
-            state.ledger_digest,
-            head.version,
-            checkpoint.id if checkpoint is not None else "",
-            packet.packet_id if packet is not None else "",
-        ),
-        payload=payload,
+        subject=subjects.state(desk.tenant, desk.lane, hot.ledger.head.run),
+        msg_id=state_id(desk, hot.ledger.head.run, state),
+        payload=encode(state),
     )
 
 
-def _digest(ledger: Ledger, handed: tuple[Ledger, str] | None) -> str:
-    # Items are replaced whole: to see that they are the same ones costs little beside digesting them.
-    if handed is not None and handed[0].head == ledger.head and handed[0].items == ledger.items:
-        return handed[1]
-    return ledger_digest(ledger)
-
-
-def _say_too_large(run: str, size: int) -> None:
-    log.warning("state too large to be kept for another owner, left out", run=run, bytes=size)
+def state_id(desk: Desk, run: str, state: RunState, *more: object) -> str:
+    """The id of a message with this state, derived from what it says."""
+    packet = state.packet
+    return derived_id(
+        "st",
+        desk.tenant,
+        desk.lane,
+        run,
+        state.epoch,
+        state.ledger_digest,
+        state.ledger_version,
+        state.checkpoint.id if state.checkpoint is not None else "",
+        packet.packet_id if packet is not UNSET else "",
+        *more,
+    )
 
 
 def tombstone_row(

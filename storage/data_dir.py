@@ -17,6 +17,7 @@ from storage.errors import AlreadyOpen, NotThere, translate
 DATABASE = "watchkeeper.db"
 LOCK = "lock"
 _SIDE_FILES = ("-wal", "-shm")
+_LEFT_WHOLE = b"closed\n"
 
 
 class DataDir:
@@ -28,6 +29,8 @@ class DataDir:
         self._lock: int | None = lock
         self.limit: int | None = None
         """Bytes the database may have at most; None: as many as there is room for."""
+        self.left_whole = False
+        """Whether its last holder closed the database, having met no damage."""
 
     @classmethod
     def take(cls, folder: Path) -> DataDir:
@@ -40,7 +43,7 @@ class DataDir:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                _lock(folder, lock)
+                left_whole = _lock(folder, lock)
                 # SQLite gives -wal and -shm the mode of the database file, so it must exist with ours first.
                 os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 if database.stat().st_mode & 0o077:
@@ -50,7 +53,14 @@ class DataDir:
                 raise
         except OSError as error:
             raise translate(error, database) from error
-        return cls(folder, lock)
+        held = cls(folder, lock)
+        held.left_whole = left_whole and not any(_size(path) for path in _beside(database))
+        return held
+
+    def leave_whole(self) -> None:
+        """Tell the next holder that the database is closed; ``release`` is to follow."""
+        assert self._lock is not None
+        _write(self._lock, _LEFT_WHOLE)
 
     def release(self) -> None:
         """Give the lock back. Idempotent."""
@@ -110,17 +120,24 @@ def set_aside(folder: Path) -> Path:
     return target
 
 
-def _lock(folder: Path, lock: int) -> None:
+def _lock(folder: Path, lock: int) -> bool:
+    """Take the lock; whether the last holder left the database whole."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
         by = f" by process {holder}" if holder else ""
         raise AlreadyOpen(f"data directory {folder} is in use{by}") from None
+    left_whole = os.pread(lock, 20, 0) == _LEFT_WHOLE
+    _write(lock, f"{os.getpid()}\n".encode("ascii"))
+    return left_whole
+
+
+def _write(lock: int, text: bytes) -> None:
     # The number is for people; on a full disk the lock holds without it.
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode("ascii"), 0)
+        os.pwrite(lock, text, 0)
 
 
 def _beside(database: Path) -> Iterator[Path]:

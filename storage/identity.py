@@ -26,7 +26,7 @@ SIGN: Final = 1 << 63
 PAIR: Final = 16
 """Bytes of one (key, entry) pair: two big-endian 64-bit numbers, so that pairs sort as bytes."""
 BLOCK_PAIRS: Final = 240
-"""A block of so many pairs fills one 4 KiB page and needs no overflow page."""
+"""A block of so many pairs fills a page of 4 KiB, or half one of 8 KiB, and needs no overflow page."""
 BUCKET_KEYS: Final = 32
 _ATTEMPTS: Final = 5
 
@@ -38,6 +38,17 @@ def identity_key(tenant: str, lane: str, run: str, channel: str, event_id: str) 
     """The 64-bit key of a message's identity. Two identities may share one; that costs a look, no more."""
     text = f"{tenant}\0{lane}\0{run}\0{channel}\0{event_id}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def identity_keys(tenant: str, lane: str, names: Iterable[IdKey]) -> list[int]:
+    """``identity_key`` of each."""
+    begin = f"{tenant}\0{lane}\0"
+    return [
+        int.from_bytes(
+            blake2b(f"{begin}{run}\0{channel}\0{event_id}".encode(), digest_size=8).digest(), "big"
+        )
+        for run, channel, event_id in names
+    ]
 
 
 class Segment(Struct, frozen=True):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any, Final
 
+from storage.blocks import blocks, write_blocks
 from storage.errors import OutOfOrder
 from storage.identity import CHANNEL_NO, CHANNELS, SIGN, Identity, identity_key
 from storage.records import JournalEntry, link
@@ -20,12 +20,8 @@ from storage.transaction import RunState, Transaction, lane_number
 
 MARK_EVERY: Final = 256
 
-_BLOCK: Final = 64
-"""Rows of one statement."""
-_HEAD = "INSERT INTO heads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_HEADS = _HEAD + ", (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)" * (_BLOCK - 1)
-_BODY = "INSERT INTO bodies VALUES (?, ?)"
-_MANY_BODIES = _BODY + ", (?, ?)" * (_BLOCK - 1)
+_INTO_HEADS: Final = blocks("INSERT INTO heads VALUES {}", 13)
+_INTO_BODIES: Final = blocks("INSERT INTO bodies VALUES {}", 2)
 _WALK = """
 WITH RECURSIVE walk (entry, prev, version, position) AS (
     SELECT entry, prev, version, position FROM heads WHERE entry = :start
@@ -52,8 +48,8 @@ def append(
     OutOfOrder for an entry that does not follow the run's newest by version, position and chain; with
     ``holes`` a run's first entry here may begin anywhere beyond it. So may the first entry ever of a run.
     """
-    heads: list[tuple[Any, ...]] = []
-    bodies: list[tuple[int, bytes]] = []
+    heads: list[Any] = []
+    bodies: list[Any] = []
     marks: list[tuple[int, int, int, int]] = []
     first = entry = tx.next_entry
     touched = set()
@@ -65,25 +61,25 @@ def append(
                 f"run {message.run}: version {message.version} at position {message.position} does not "
                 f"follow version {state.version} at position {state.position}, or its chain does not"
             )
-        key = identity_key(tenant, lane, message.run, message.channel, message.event_id)
-        heads.append(
-            (
-                entry,
-                state.run_no,
-                state.last_entry,
-                message.version,
-                message.position,
-                CHANNEL_NO[message.channel],
-                message.stream_seq,
-                message.event_id,
-                message.type,
-                message.sha256,
-                message.chain,
-                key - SIGN,
-                hashlib.sha256(message.body).digest() if message.redacted else None,
-            )
+        key = message.key
+        if key is None:
+            key = identity_key(tenant, lane, message.run, message.channel, message.event_id)
+        heads += (
+            entry,
+            state.run_no,
+            state.last_entry,
+            message.version,
+            message.position,
+            CHANNEL_NO[message.channel],
+            message.stream_seq,
+            message.event_id,
+            message.type,
+            message.sha256,
+            message.chain,
+            key - SIGN,
+            hashlib.sha256(message.body).digest() if message.redacted else None,
         )
-        bodies.append((entry, message.body))
+        bodies += (entry, message.body)
         if message.version // MARK_EVERY > state.version // MARK_EVERY:
             marks.append((state.run_no, message.version, message.position, entry))
         tx.keys.append((key, entry))
@@ -92,19 +88,11 @@ def append(
         touched.add(message.run)
         entry += 1
     tx.next_entry = entry
-    _insert(tx.connection, _HEAD, _HEADS, heads)
-    _insert(tx.connection, _BODY, _MANY_BODIES, bodies)
-    tx.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
+    write_blocks(tx.connection, _INTO_HEADS, heads)
+    write_blocks(tx.connection, _INTO_BODIES, bodies)
+    if marks:
+        tx.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
     return range(first, entry), touched
-
-
-def _insert(connection: sqlite3.Connection, one: str, block: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """In blocks: between two statements the thread takes the interpreter back from the loop, and a row takes less
-    time than handing it over."""
-    whole = len(rows) - len(rows) % _BLOCK
-    for first in range(0, whole, _BLOCK):
-        connection.execute(block, list(chain.from_iterable(rows[first : first + _BLOCK])))
-    connection.executemany(one, rows[whole:])
 
 
 def _follows(message: JournalEntry, state: RunState, free: bool) -> bool:

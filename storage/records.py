@@ -1,6 +1,7 @@
 """What goes into the store and what comes out: frozen rows of bytes and scalars.
 
-Nothing here knows what a body means; the sidecar encodes and decodes. Nothing here does I/O.
+Nothing here knows what a body means; the sidecar encodes and decodes. Nothing here does I/O. The rows that come
+by the message are kept from the garbage collector: nothing in them can be part of a cycle.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ def link(previous: bytes, sha256: bytes) -> bytes:
     return hashlib.sha256(previous + sha256).digest()
 
 
-class JournalEntry(Struct, frozen=True, kw_only=True):
+class JournalEntry(Struct, frozen=True, gc=False, kw_only=True):
     """One folded message of a run, in the order it was folded.
 
     ``version`` is the ledger version after it, one more than that of the run's message before; ``position``
     is the run's position then (a record message repeats it, 0 before the first). ``sha256`` is of the bytes
     as received, ``chain`` is ``link(chain before, sha256)`` over all folded messages of the run. ``body`` is
     what is kept: equal to the bytes received unless ``redacted``. Read back, ``b""`` means not asked for, or
-    gone with its run.
+    gone with its run. ``key`` is what ``Store.keys`` says of (run, channel, event id), where that was asked; it is
+    not read back.
     """
 
     run: str
@@ -46,9 +48,10 @@ class JournalEntry(Struct, frozen=True, kw_only=True):
     chain: Bytes32
     body: bytes
     redacted: bool = False
+    key: int | None = None
 
 
-class ItemRow(Struct, frozen=True, kw_only=True):
+class ItemRow(Struct, frozen=True, gc=False, kw_only=True):
     """One ledger item of a run. ``body`` None deletes the row; ``live`` False keeps it off the hot view."""
 
     run: str
@@ -58,7 +61,7 @@ class ItemRow(Struct, frozen=True, kw_only=True):
     live: bool = True
 
 
-class RunRow(Struct, frozen=True, kw_only=True):
+class RunRow(Struct, frozen=True, gc=False, kw_only=True):
     """A run's head and its short view, written whole. Last entry, version, position and chain are kept by
     the store from the journal."""
 
@@ -70,7 +73,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     finished: bool = False
 
 
-class OutboxRow(Struct, frozen=True, kw_only=True):
+class OutboxRow(Struct, frozen=True, gc=False, kw_only=True):
     """One message that has to leave."""
 
     stream: OutboxStream
@@ -292,10 +295,10 @@ class Counts(Struct, frozen=True, kw_only=True):
 
 
 class StoreInfo(Struct, frozen=True, kw_only=True):
-    """What opening found. ``quick_check`` is ``skipped`` for files over 1 GiB."""
+    """What opening found. ``quick_check`` is ``skipped`` for files over 1 GiB, ``later`` where it follows."""
 
     path: str
     schema_version: int
     migrated_from: int
     sqlite_version: str
-    quick_check: Literal["ok", "skipped"]
+    quick_check: Literal["ok", "later", "skipped"]

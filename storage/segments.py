@@ -11,6 +11,8 @@ import sqlite3
 import sys
 from array import array
 from bisect import bisect_left
+from itertools import chain, starmap
+from struct import Struct
 from typing import Final
 
 from storage.identity import BLOCK_PAIRS, BUCKET_KEYS, PAIR, SIGN, Identity, Segment
@@ -22,6 +24,8 @@ STEP_EVERY: Final = 4_096
 STEP_KEYS: Final = 32_768
 """Keys a step merges: eight levels keep up with ``STEP_EVERY``."""
 _IN_USE, _RETIRED, _BUILDING = 0, 1, 2
+_pack = Struct(">QQ").pack
+"""A key and its entry as a pair."""
 
 
 def load(connection: sqlite3.Connection, identity: Identity) -> None:
@@ -94,14 +98,9 @@ class Compaction:
 
     def _seal(self, connection: sqlite3.Connection) -> None:
         newest, twins = self._identity.newest, self._identity.twins
-        pairs = sorted(
-            key.to_bytes(8, "big") + entry.to_bytes(8, "big")
-            for key, entry in (
-                *newest.items(),
-                *((key, entry) for key, more in twins.items() for entry in more),
-            )
-        )
-        last = max(int.from_bytes(pair[8:], "big") for pair in pairs)
+        doubled = [(key, entry) for key, more in twins.items() for entry in more]
+        pairs = sorted(starmap(_pack, chain(newest.items(), doubled)))
+        last = max(chain(newest.values(), (entry for _, entry in doubled)))
         builder = _Builder(_new_number(connection), 0, len(pairs), last)
         connection.execute(
             "INSERT INTO id_segments VALUES (?, 0, ?, ?, ?, x'')",

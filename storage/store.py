@@ -35,9 +35,9 @@ from storage import (
 )
 from storage.connection import Connection, open_reader, open_writer
 from storage.data_dir import DATABASE, DataDir
-from storage.errors import StorageClosed
+from storage.errors import StorageClosed, StorageCorrupt, StorageError
 from storage.evidence import StoredMessage
-from storage.identity import Identity, IdKey, identity_key
+from storage.identity import Identity, IdKey, identity_key, identity_keys
 from storage.records import (
     AttemptRow,
     BrokenLink,
@@ -68,7 +68,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS: Final = 2
-_PAGE_BYTES: Final = 4096
+_READ_THROUGH_AFTER: Final = 10.0
+"""Seconds after which a file that was left whole is looked through for damage: the start has the disk first."""
 
 
 class Store:
@@ -101,7 +102,7 @@ class Store:
         cls,
         data_dir: Path,
         *,
-        max_pages: int | None = None,
+        max_bytes: int | None = None,
         on_beat: Callable[[], None] = lambda: None,
         busy_timeout_ms: int = 5000,
         migrations: Sequence[schema.Migration] | None = None,
@@ -109,7 +110,7 @@ class Store:
     ) -> Self:
         """Lock the directory, check and migrate the database, load what stays in memory.
 
-        ``max_pages`` bounds the database file (4 KiB pages); ``on_beat`` is called by the writer at each
+        ``max_bytes`` bounds the database file; ``on_beat`` is called by the writer at each
         turn, at least every few seconds. The other arguments are for tests.
 
         Raises AlreadyOpen, StorageCorrupt (see ``set_aside``), SchemaTooNew, NotOurs, StorageFull, StorageIo;
@@ -121,10 +122,12 @@ class Store:
                 held = await anyio.to_thread.run_sync(DataDir.take, data_dir)
             stack.callback(held.release)
             path = held.database
-            held.limit = None if max_pages is None else max_pages * _PAGE_BYTES
-            writing = await open_writer(path, max_pages=max_pages, busy_timeout_ms=busy_timeout_ms)
+            held.limit = max_bytes
+            opened: list[Connection] = []
+            stack.push(partial(_left, held, opened))
+            writing = await open_writer(path, max_bytes=max_bytes, busy_timeout_ms=busy_timeout_ms)
             stack.push_async_callback(writing.close)
-            info = await writing.run(_prepare, path, migrations or schema.migrations())
+            info = await writing.run(_prepare, path, migrations or schema.migrations(), held.left_whole)
             identity = Identity()
             await writing.run(segments.load, identity)
             # The check and this read much that nobody asks for soon.
@@ -134,6 +137,7 @@ class Store:
                 reader = await open_reader(path, busy_timeout_ms=busy_timeout_ms)
                 stack.push_async_callback(reader.close)
                 readers.append(reader)
+            opened += [writing, *readers]
             compaction = segments.Compaction(identity, seal_keys=seal_keys)
             writer = Writer(writing, path, identity, compaction, on_beat)
             return cls(held, info, identity, writer, readers, stack.pop_all())
@@ -170,9 +174,33 @@ class Store:
         """The writing task; start it in a task group.
 
         Ends after ``aclose`` has begun, everything queued being committed, or when cancelled: the group under
-        way is committed then and the rest answered StorageClosed.
+        way is committed then and the rest answered StorageClosed. A file whose check was put off is looked
+        through beside it: StorageCorrupt, in a group, if it is damaged; the next opening checks it first.
         """
-        await self._writer.run(task_status=task_status)
+        if self.info.quick_check != "later":
+            await self._writer.run(task_status=task_status)
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._read_through)
+            await self._writer.run(task_status=task_status)
+            tasks.cancel_scope.cancel()
+
+    async def _read_through(self) -> None:
+        await anyio.sleep(_READ_THROUGH_AFTER)
+        path = Path(self.info.path)
+        # One of its own: the others would be one short for seconds.
+        reader = await open_reader(path, busy_timeout_ms=5000)
+        try:
+            await reader.run(schema.read_through, path)
+        except StorageCorrupt:
+            self._readers[0].damaged = True
+            raise
+        except StorageError:
+            # What the disk refuses here it refuses the writer too, who is heard.
+            pass
+        finally:
+            reader.interrupt()
+            await reader.close()
 
     async def aclose(self) -> None:
         """Commit what is queued, close everything, give the lock back. Idempotent."""
@@ -215,6 +243,14 @@ class Store:
     def maybe_known(self, tenant: str, lane: str, run: str, channel: Channel, event_id: str) -> bool:
         """False: this id was certainly never committed. True: ask ``find_ids``. Touches memory only."""
         return self._identity.maybe(identity_key(tenant, lane, run, channel, event_id))
+
+    def keys(self, tenant: str, lane: str, names: Sequence[IdKey]) -> list[int]:
+        """The key of each (run, channel, event id): for ``maybe_stored``, and for its entry when it comes."""
+        return identity_keys(tenant, lane, names)
+
+    def maybe_stored(self, key: int) -> bool:
+        """What ``maybe_known`` says, by the key."""
+        return self._identity.maybe(key)
 
     async def find_ids(self, tenant: str, lane: str, keys: Sequence[IdKey]) -> dict[IdKey, StoredId]:
         """Of (run, channel, event id) those that are committed, and where. Queued units are not seen."""
@@ -484,8 +520,22 @@ def _let_go(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA shrink_memory")
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, known: Sequence[schema.Migration]) -> StoreInfo:
-    verdict = schema.check(connection, path)
+def _left(
+    held: DataDir,
+    opened: Sequence[Connection],
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """After the connections are closed: whether the file was left whole."""
+    if kind is None and opened and not any(connection.damaged for connection in opened):
+        held.leave_whole()
+
+
+def _prepare(
+    connection: sqlite3.Connection, path: Path, known: Sequence[schema.Migration], left_whole: bool
+) -> StoreInfo:
+    verdict = schema.check(connection, path, left_whole)
     before, after = schema.migrate(connection, path, known)
     return StoreInfo(
         path=str(path),

@@ -44,12 +44,15 @@ def apply(unit: Unit, tx: Transaction) -> Committed:
 def weight(unit: Unit) -> int:
     """About how many bytes ``unit`` writes."""
     rows = len(unit.journal) + len(unit.runs) + len(unit.items) + len(unit.outbox) + 1
-    payload = (
-        sum(len(row.body) for row in unit.journal)
-        + sum(len(row.head) + len(row.view) for row in unit.runs)
-        + sum(len(row.body or b"") for row in unit.items)
-        + sum(len(row.payload) for row in unit.outbox)
-        + sum(len(row.text) for row in unit.search)
-        + (len(unit.packet.body) if unit.packet is not None else 0)
-    )
-    return rows * ROW_WEIGHT + payload
+    total = rows * ROW_WEIGHT
+    for entry in unit.journal:
+        total += len(entry.body)
+    for run in unit.runs:
+        total += len(run.head) + len(run.view)
+    for item in unit.items:
+        total += len(item.body or b"")
+    for message in unit.outbox:
+        total += len(message.payload)
+    for text in unit.search:
+        total += len(text.text)
+    return total if unit.packet is None else total + len(unit.packet.body)

@@ -1,19 +1,22 @@
-"""The one task that writes: it takes queued work, commits many pieces in one transaction, answers each.
+"""The one that writes: it takes queued work, commits many pieces in one transaction, answers each.
 
-Whoever hands work over may be cancelled; the work then still commits or not, as a whole. The writer itself is
-never cancelled in the middle of a commit. No transaction outlives its hop on the connection's thread.
+What is handed over while nothing is on its way goes to the connection's thread at once, from the caller's own
+turn; what comes meanwhile is the next group. No task stands between: each would cost a turn of the loop there
+and one back, longer than SQLite takes. Whoever hands work over may be cancelled; the work then still commits or
+not, as a whole. No transaction outlives its hop on the thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
-import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from storage.connection import Connection
@@ -27,7 +30,7 @@ from storage.errors import (
 )
 from storage.identity import Identity
 from storage.segments import Compaction
-from storage.transaction import Transaction
+from storage.transaction import Places, Transaction
 
 T = TypeVar("T")
 
@@ -35,17 +38,23 @@ GROUP_UNITS: Final = 256
 GROUP_WEIGHT: Final = 8 * 1024 * 1024
 """Bytes of payload after which a group is closed; one unit may be larger by itself."""
 CHECKPOINT_WEIGHT: Final = 4 * 1024 * 1024
-"""Bytes of payload after which the log is copied into the database file, between two commits."""
+"""Bytes written after which the log is copied into the database file, between two commits. The log is begun
+anew then: a file that is written over needs no change of its size on disk, which takes as long as the rest."""
+COMMIT_WEIGHT: Final = 8 * 1024
+"""What a commit writes beside what is in it: the log holds whole pages. Less than it is, so that the copying, which
+the next commit waits for, stays seldom."""
 BEAT_SECONDS: Final = 5.0
 
 
 class Job(Generic[T]):
     """One piece of work: a function over the transaction, and its outcome once ``done``."""
 
+    __slots__ = ("done", "error", "result", "weight", "work")
+
     def __init__(self, work: Callable[[Transaction], T], weight: int) -> None:
         self.work = work
         self.weight = weight
-        self.done = anyio.Event()
+        self.done = asyncio.Event()
         self.result: T | None = None
         self.error: StorageError | None = None
 
@@ -74,10 +83,16 @@ class Writer:
         self._compaction = compaction
         self._beat = beat
         self._queue: deque[Job[Any]] = deque()
-        self._wake = anyio.Event()
         self._stopping = False
         self._ended = anyio.Event()
         self._running = False
+        self._busy = False
+        """Something is on the connection's thread; its end begins the next."""
+        self._rested = asyncio.Event()
+        """Nothing is on the thread, and whoever waits for that is to look."""
+        self._failed: BaseException | None = None
+        self._places: Places | None = None
+        """What the newest transaction knew, as long as it was committed. The thread's."""
         self._unchecked = 0
         self._due = False
         self.full = False
@@ -92,16 +107,20 @@ class Writer:
         return await self.enqueue(work, weight).outcome()
 
     def enqueue(self, work: Callable[[Transaction], T], weight: int) -> Job[T]:
-        """As ``submit``, without waiting: the job's ``outcome`` says what became of it."""
+        """As ``submit``, without waiting: the job's ``outcome`` says what became of it.
+
+        It is on its way when this returns, or queued behind what is: the next group is all that has come meanwhile.
+        """
         if self._stopping:
             raise StorageClosed("the store is closing")
         job = Job(work, weight)
         self._queue.append(job)
-        self._wake.set()
+        if self._running and not self._busy:
+            self._begin()
         return job
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Commit what is handed over until ``stop`` or cancellation. Runs once.
+        """Have what is handed over committed until ``stop`` or cancellation. Runs once.
 
         Stopped: everything queued is committed first. Cancelled: the group under way is, the rest is answered
         StorageClosed.
@@ -109,28 +128,31 @@ class Writer:
         self._running = True
         task_status.started()
         try:
-            while self._queue or not self._stopping:
-                self._beat()
-                if not self._queue:
-                    with anyio.move_on_after(BEAT_SECONDS):
-                        await self._wake.wait()
-                    self._wake = anyio.Event()
-                    continue
-                await anyio.lowlevel.checkpoint()
-                with anyio.CancelScope(shield=True):
-                    await self._group(self._take())
-                    await self._maintain()
+            if self._queue:
+                self._begin()
+            while self._failed is None and (self._busy or self._queue or not self._stopping):
+                if not self._busy:
+                    self._beat()
+                self._rested.clear()
+                with anyio.move_on_after(BEAT_SECONDS):
+                    await self._rested.wait()
         finally:
-            self._stopping = True
+            self._running, self._stopping = False, True
+            with anyio.CancelScope(shield=True):
+                while self._busy:
+                    self._rested.clear()
+                    await self._rested.wait()
             for job in self._queue:
                 self._answer(job, error=StorageClosed("the writer ended before this was begun"))
             self._queue.clear()
             self._ended.set()
+        if self._failed is not None:
+            raise self._failed
 
     async def stop(self) -> None:
         """Take nothing new, wait until the queue is committed. Idempotent."""
         self._stopping = True
-        self._wake.set()
+        self._rested.set()
         if self._running:
             await self._ended.wait()
         for job in self._queue:
@@ -145,42 +167,90 @@ class Writer:
             weight += group[-1].weight
         return group
 
-    async def _group(self, group: Sequence[Job[Any]]) -> None:
-        try:
-            messages = await self._connection.run(self._commit, group)
-        except StorageError as error:
+    def _begin(self) -> None:
+        """The next group goes to the thread; from there ``_landed`` takes over, on the loop again."""
+        group = self._take()
+        self._busy = True
+        self._connection.post(partial(self._commit, group=group), partial(self._landed, group))
+
+    def _go_on(self) -> None:
+        """The thread has nothing to do: what the log and the identities are due, then the next group."""
+        self._busy = False
+        if self._failed is None and (upkeep := self._upkeep()) is not None:
+            self._busy = True
+            self._connection.post(upkeep, self._kept)
+        elif self._queue and self._running:
+            self._begin()
+        elif self._stopping:
+            self._rested.set()
+
+    def _landed(self, group: Sequence[Job[Any]], messages: int | None, error: BaseException | None) -> None:
+        self._beat()
+        if messages is not None:
+            self.full = False
+            self._unchecked += sum((job.weight for job in group), COMMIT_WEIGHT)
+            self._due = self._compaction.committed(messages)
+            for job in group:
+                job.done.set()
+        elif isinstance(error, StorageError):
             self.full = self.full or isinstance(error, StorageFull)
             for job in group:
                 # One instance each: an exception raised by several tasks collects all their tracebacks.
                 mine = type(error)(*error.args)
                 mine.__cause__ = error
                 self._answer(job, error=mine)
-        except BaseException:
+        else:
             for job in group:
                 self._answer(job, error=StorageError("the writer failed"))
-            raise
-        else:
-            self.full = False
-            self._unchecked += sum(job.weight for job in group)
-            self._due = self._compaction.committed(messages)
-            for job in group:
-                job.done.set()
+            self._fail(error)
+        self._go_on()
+
+    def _kept(self, _: None, error: BaseException | None) -> None:
+        if isinstance(error, StorageFull):
+            # Only put off, as where it is busy; the next commit says what the disk is like.
+            self.full = True
+        elif error is not None and not isinstance(error, StorageBusy):
+            self._fail(error)
+        self._go_on()
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Have ``run`` end with this."""
+        self._failed, self._running = error, False
+        self._rested.set()
 
     def _commit(self, connection: sqlite3.Connection, group: Sequence[Job[Any]]) -> int:
-        """On the thread: one transaction, a savepoint per job. Returns the messages stored."""
+        """On the thread: one transaction, a savepoint per job where there are several. Returns the messages
+        stored."""
+        places, self._places = self._places, None
         try:
             connection.execute("BEGIN IMMEDIATE")
-            tx = Transaction(connection)
-            for job in group:
-                self._attempt(tx, job)
-            connection.execute("COMMIT")
+            tx = Transaction(connection, places)
+            if len(group) == 1:
+                kept = self._alone(tx, group[0])
+            else:
+                kept = True
+                for job in group:
+                    self._attempt(tx, job)
+            connection.execute("COMMIT" if kept else "ROLLBACK")
         finally:
             # SQLite rolls back by itself on a full disk, and only then.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+        self._places = tx.places
         # Here and not in the task: whatever becomes of the task, memory follows the commit.
         self._identity.add(tx.keys)
         return len(tx.keys)
+
+    def _alone(self, tx: Transaction, job: Job[Any]) -> bool:
+        """Do the only job of a transaction; False: it is refused, and with it all there is."""
+        mark = tx.mark()
+        try:
+            job.result = job.work(tx)
+        except (StorageError, sqlite3.Error, ValueError, OverflowError) as error:
+            job.error = self._refusal(tx, error)
+            tx.rewind(mark)
+            return False
+        return True
 
     def _attempt(self, tx: Transaction, job: Job[Any]) -> None:
         mark = tx.mark()
@@ -188,31 +258,31 @@ class Writer:
         try:
             job.result = job.work(tx)
         except (StorageError, sqlite3.Error, ValueError, OverflowError) as error:
-            mine = _own(error, self._path)
-            if mine.answer != "reject" or not tx.connection.in_transaction:
-                # The disk, not this unit, is at fault: nothing of the group can be kept.
-                raise mine from error
-            job.error = mine
+            job.error = self._refusal(tx, error)
             tx.connection.execute("ROLLBACK TO unit")
             tx.rewind(mark)
         tx.connection.execute("RELEASE unit")
 
-    async def _maintain(self) -> None:
-        try:
-            if self._due:
-                self._due = False
-                await self._connection.run(self._compaction.step)
-            if self.empty_log:
-                self.empty_log = False
-                await self._connection.run(_empty_log)
-            if self._unchecked >= CHECKPOINT_WEIGHT:
-                self._unchecked = 0
-                await self._connection.run(_checkpoint_log)
-        except StorageFull:
-            # Only put off, as below; the next commit says what the disk is like.
-            self.full = True
-        except StorageBusy:
-            pass
+    def _refusal(self, tx: Transaction, error: Exception) -> StorageError:
+        """What this unit alone is refused with. Raises where the disk, not the unit, is at fault: nothing of the
+        group can be kept then."""
+        mine = _own(error, self._path)
+        if mine.answer != "reject" or not tx.connection.in_transaction:
+            raise mine from error
+        return mine
+
+    def _upkeep(self) -> Callable[[sqlite3.Connection], None] | None:
+        """What is due between two groups, one piece at a time."""
+        if self._due:
+            self._due = False
+            return self._compaction.step
+        if self.empty_log:
+            self.empty_log = False
+            return _empty_log
+        if self._unchecked >= CHECKPOINT_WEIGHT:
+            self._unchecked = 0
+            return _checkpoint_log
+        return None
 
     @staticmethod
     def _answer(job: Job[Any], *, error: StorageError) -> None:

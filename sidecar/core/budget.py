@@ -7,6 +7,8 @@ about compaction and knows no clock and no batch.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from protocol.content import Model
@@ -17,8 +19,6 @@ from protocol.events import (
     ModelChanged,
     RunResumed,
     RunStarted,
-    ToolCalled,
-    ToolReturned,
     UsageReported,
 )
 from sidecar.core.samples import (
@@ -34,8 +34,17 @@ from sidecar.core.samples import (
     take_sample,
     take_up,
 )
-from sidecar.core.tokens import NOTHING, estimate
-from sidecar.core.window import HYSTERESIS, LEVELS, BudgetSettings, Level, at_least, level_of, usable
+from sidecar.core.tokens import added
+from sidecar.core.window import (
+    HYSTERESIS,
+    LEVELS,
+    BudgetSettings,
+    Level,
+    at_least,
+    gauge,
+    level_of,
+    usable,
+)
 
 __all__ = [
     "HYSTERESIS",
@@ -55,7 +64,7 @@ __all__ = [
 ]
 
 
-class Observed(Struct, frozen=True, kw_only=True, gc=False):
+class Observed(Struct, frozen=True, gc=False):
     """What one event did to the figure. ``sample_error``: (expected - reported) / reported."""
 
     level_before: Level
@@ -90,70 +99,66 @@ def observe(
     if not current:
         if isinstance(event, UsageReported):
             ignored = count_ignored(budget, "foreign_session")
-        return Observed(
-            level_before=before,
-            level_after=budget.level,
-            used=budget.used(),
-            usable=budget.usable(settings),
-            ignored=ignored,
-        )
+        return Observed(before, before, budget.used(), budget.usable(settings), ignored=ignored)
+    # Types are compared, not asked for by ``isinstance``, wherever nearly every event says no.
+    if type(event) is Message:
+        if event.role == "assistant":
+            budget.before_assistant = Mark("", position - 1, budget.total)
+    elif type(event) is UsageReported:
+        ignored, error, taken = take_sample(budget, event, late)
+        sampled = ignored is None
+    elif not late and type(event) in _CHANGES:
+        fresh, taken = _change(budget, event, position, settings)
+    total = budget.total
+    if (more := added(total, event)) is not total:
+        total = budget.total = more
+    marks = budget.marks
+    marks.append(Mark(event.id if channel == "event" else ELSEWHERE + event.id, position, total))
+    if len(marks) > MARKS:
+        del marks[0]
+        budget.marks_lost = True
+    used = budget.used()
+    room, quiet = gauge(budget.window, budget.max_output, settings)
+    previous: Level = "ok" if fresh else before
+    # Nearly every event leaves nothing to look at.
+    level: Level = "ok" if previous == "ok" and used < quiet else level_of(used, room, previous, settings)
+    if level != before:
+        budget.level = level
+    if fresh and at_least(level, "compact"):
+        budget.by_model = LEVELS.index(level) > LEVELS.index(before)
+    elif budget.by_model and (taken or not at_least(level, "compact")):
+        budget.by_model = False
+    return Observed(before, level, used, room, sampled, error, ignored, taken)
+
+
+def _change(budget: Budget, event: Event, position: int, settings: BudgetSettings) -> tuple[bool, bool]:
+    """What one of ``_CHANGES`` does: whether it changed the window, and whether a history was taken up."""
     match event:
-        case ToolCalled() | ToolReturned():
-            # Nearly half of all events, and nothing to do but count what they hold.
-            pass
-        case Message():
-            if event.role == "assistant":
-                budget.before_assistant = Mark("", position - 1, budget.total)
-        case UsageReported():
-            ignored, error, taken = take_sample(budget, event, late)
-            sampled = ignored is None
-        case RunStarted() if not late:
+        case RunStarted():
             fresh = _set_model(budget, event.model)
             _session(budget, event.session)
-        case ModelChanged() if not late:
-            fresh = _set_model(budget, event.model)
-        case RunResumed() if not late:
+            return fresh, False
+        case ModelChanged():
+            return _set_model(budget, event.model), False
+        case RunResumed():
             _session(budget, event.session)
             taken = event.packet_id is not None
             if taken:
                 take_up(budget, expectation(budget, settings), position, known=budget.expected is not None)
-        case ContextReplaced() if not late:
-            taken = True
-            if event.context_tokens:
-                take_up(budget, event.context_tokens, position, known=False, whole=True)
-            else:
-                known = budget.expected is not None and event.packet_id is not None
-                tokens = expectation(budget, settings)
-                kept = None if known or event.kept_from is None else find_mark(budget, event.kept_from)
-                if kept is not None:
-                    tokens = min(tokens, settings.packet_tokens + budget.weigh(budget.total - kept.total))
-                take_up(budget, tokens, position, known=known)
-        case _:
-            pass
-    content = estimate(event)
-    if content is not NOTHING:
-        budget.total = budget.total + content
-    if len(budget.marks) >= MARKS:
-        budget.marks_lost = True
-    name = event.id if channel == "event" else ELSEWHERE + event.id
-    budget.marks = (*budget.marks[-MARKS + 1 :], Mark(name, position, budget.total))
-    previous: Level = "ok" if fresh else before
-    used, usable = budget.used(), budget.usable(settings)
-    budget.level = level_of(used, usable, previous, settings)
-    if fresh and at_least(budget.level, "compact"):
-        budget.by_model = LEVELS.index(budget.level) > LEVELS.index(before)
-    elif taken or not at_least(budget.level, "compact"):
-        budget.by_model = False
-    return Observed(
-        level_before=before,
-        level_after=budget.level,
-        used=used,
-        usable=usable,
-        sampled=sampled,
-        sample_error=error,
-        ignored=ignored,
-        took_up=taken,
-    )
+            return False, taken
+        case ContextReplaced() if event.context_tokens:
+            take_up(budget, event.context_tokens, position, known=False, whole=True)
+        case ContextReplaced():
+            known = budget.expected is not None and event.packet_id is not None
+            tokens = expectation(budget, settings)
+            kept = None if known or event.kept_from is None else find_mark(budget, event.kept_from)
+            if kept is not None:
+                tokens = min(tokens, settings.packet_tokens + budget.since(kept.total))
+            take_up(budget, tokens, position, known=known)
+    return False, True
+
+
+_CHANGES: Final = frozenset({RunStarted, ModelChanged, RunResumed, ContextReplaced})
 
 
 def expect(budget: Budget, *, packet_tokens: int, tail_tokens: int) -> None:

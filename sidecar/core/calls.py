@@ -29,7 +29,7 @@ def called(entry: Entry, event: ToolCalled) -> None:
     if entry.foreign:
         return
     ledger = entry.ledger
-    if ledger.index.open_calls.get(event.call_id):
+    if ledger.indexed.open_calls.get(event.call_id):
         entry.violate("duplicate_call", entry.ref)
     ledger.put(
         "call",
@@ -53,7 +53,8 @@ def returned(entry: Entry, event: ToolReturned) -> None:
     """
     if entry.channel == "event":
         named = (event.id, 0 if entry.late else entry.position)
-        entry.head.results = (*entry.head.results[1 - RESULTS_NAMED :], named)
+        head = entry.head
+        head.results = (*head.results[1 - RESULTS_NAMED :], named)
     call = _newest(entry, event.call_id, "open")
     if entry.foreign:
         left = _newest(entry, event.call_id, "abandoned")
@@ -98,7 +99,7 @@ def abandon_others(entry: Entry, session: str) -> None:
 
 def any_open(entry: Entry) -> bool:
     """Whether a call has no final result yet."""
-    return bool(entry.ledger.index.open_calls)
+    return bool(entry.ledger.indexed.open_calls)
 
 
 def _abandon(entry: Entry, call: Call) -> None:
@@ -115,7 +116,10 @@ def _newest(entry: Entry, call_id: str, state: str) -> Call | None:
     calls = entry.ledger.items["call"]
     found: list[Call]
     if state == "open":
-        found = [calls[key] for key in entry.ledger.index.open_calls.get(call_id, ())]
+        keys = entry.ledger.indexed.open_calls.get(call_id, ())
+        if len(keys) == 1:
+            return calls[keys[0]]  # type: ignore[no-any-return]
+        found = [calls[key] for key in keys]
     else:
         found = [call for call in calls.values() if call.call_id == call_id and call.state == state]
     return max(found, key=lambda call: (call.position, call.id), default=None)
@@ -124,7 +128,7 @@ def _newest(entry: Entry, call_id: str, state: str) -> Call | None:
 def _remember(entry: Entry, operation_id: str | None) -> None:
     """Keep a result while it may reconcile an operation. A late one proves no order and is not kept."""
     ledger = entry.ledger
-    if entry.late or not ledger.index.unsettled:
+    if entry.late or not ledger.indexed.unsettled:
         return
     result = ToolResult(id=entry.free_key("result"), position=entry.position, operation_id=operation_id)
     ledger.put("result", result)

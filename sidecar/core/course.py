@@ -164,7 +164,7 @@ def follow(
     """Note what an event did to the figure; what has to be said now: that a packet is not taken up, once for
     each, or that it was and the context is as large as before."""
     if observed.took_up:
-        if course.awaiting_take_up and not observed.sampled:
+        if course.awaiting and not observed.sampled:
             course.taken_used, course.taken_total = course.waiting_used, budget.total.tokens
         course.awaiting = ""
         course.samples_since_commit = 0
@@ -172,7 +172,7 @@ def follow(
         course.shadow_saved = 0
         course.planned = ""
         course.wanted_at, course.asked = None, False
-    elif course.awaiting_take_up:
+    elif course.awaiting:
         course.waiting_used = observed.used
         course.samples_since_commit += observed.sampled
     elif observed.sampled and course.taken_used:
@@ -187,7 +187,7 @@ def follow(
             return "ineffective"
     if course.ineffective and really_changed(course, budget, settings):
         course.ineffective = ""
-    if course.not_applied and not course.not_applied_said:
+    if course.awaiting and course.not_applied and not course.not_applied_said:
         course.not_applied_said = True
         return "not_applied"
     return None

@@ -72,7 +72,19 @@ class Outcome(Struct, kw_only=True):
 class Entry:
     """One message and the ledgers it may change. Made by ``fold`` after the message was not refused."""
 
-    __slots__ = ("channel", "event", "lane", "ledger", "outcome", "position", "run", "runs")
+    __slots__ = (
+        "channel",
+        "event",
+        "foreign",
+        "head",
+        "lane",
+        "late",
+        "ledger",
+        "outcome",
+        "position",
+        "run",
+        "runs",
+    )
 
     def __init__(
         self,
@@ -87,21 +99,12 @@ class Entry:
         self.run = run
         self.event = event
         self.channel = origin.channel
-        self.ledger = runs[run]
-        self.position = self.ledger.head.position
+        ledger = self.ledger = runs[run]
+        head = self.head = ledger.head
+        self.position = head.position
         self.outcome = Outcome(touched={run})
-
-    @property
-    def head(self) -> Head:
-        return self.ledger.head
-
-    @property
-    def late(self) -> bool:
-        return self.outcome.late
-
-    @property
-    def foreign(self) -> bool:
-        return self.outcome.foreign
+        self.late = self.foreign = False
+        """As in the outcome."""
 
     @property
     def has_authority(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from protocol.codec import canonical
@@ -18,6 +19,7 @@ NOTE_CHARS: Final = 160
 """Longest quoted line."""
 _LINE_CHARS = 2_000
 _LINES_LOOKED_AT = 4_000
+_ROOM_OF_A_WORD = 40
 
 _NOTE_END = 250
 """Characters at the end of a text within which a note stands that the text is cut; an id has up to 128."""
@@ -36,8 +38,8 @@ _EXIT_CODE = re.compile(r"^(?:process )?(?:exit(?:ed)?(?: with)?) (?:code|status
 _SESSION_HEAD = re.compile(r"^Chunk ID: [^\n]*\n(?:[^\n]*\n){0,6}?Output:\n")
 """What a terminal session writes before what the command printed."""
 _HEADING = re.compile(r"^#{1,6} ")
-_CRY = re.compile(r"^[\w’']+(?:[,\s]+[\w’']+){0,2}[,\s]*[!👍✅🎉]+\s*(?=\S)")
-"""A short exclamation before what is said."""
+_CRY = re.compile(r"^[\w’']++(?:[,\s]++[\w’']++){0,2}+[,\s]*+[!👍✅🎉]+\s*(?=\S)")
+"""A short exclamation before what is said. Words are not given back: no shorter one has such a sign behind it."""
 _TRACEBACK_HEAD = "Traceback (most recent call last)"
 _SENTENCE_END = re.compile(r"[.!?…。！？](?=[\s\"')\]]|$)")
 
@@ -45,8 +47,8 @@ _SENTENCE_END = re.compile(r"[.!?…。！？](?=[\s\"')\]]|$)")
 def plain(text: str) -> str:
     """The text on one line: hidden characters and white space become single blanks."""
     if text.isascii() and text.isprintable():
-        # Nothing to hide; looking at each character costs 15 µs for a thousand.
-        return " ".join(text.split())
+        # Nothing to hide, and no white space but blanks; looking at each character costs 15 µs for a thousand.
+        return " ".join(text.split()) if "  " in text else text.strip()
     return " ".join(_HIDDEN.sub(" ", text).split())
 
 
@@ -126,7 +128,9 @@ def substance(text: str) -> str:
             break
         rest = after
     rest = rest.lstrip()
-    return _CRY.sub("", rest, count=1) or rest or text
+    # Not ``sub``: it would look for the beginning of the text at each of its characters.
+    cry = _CRY.match(rest)
+    return (rest[cry.end() :] if cry is not None else rest) or rest or text
 
 
 def last_line(text: str, limit: int = NOTE_CHARS) -> str:
@@ -148,9 +152,14 @@ def only_line(text: str, limit: int = NOTE_CHARS) -> str | None:
 
 def first_sentence(text: str, limit: int = NOTE_CHARS) -> str:
     """The beginning of a text up to the end of its first sentence or line, clipped."""
-    for line in _lines(substance(text)):
-        found = _SENTENCE_END.search(line)
-        return clip(line[: found.end()] if found is not None else line, limit)
+    for line in islice(_split(substance(text)), _LINES_LOOKED_AT):
+        cleaned = _beginning(line[:_LINE_CHARS], limit)
+        if cleaned:
+            # One letter more than may be shown, so that what follows the last one is seen.
+            found = _SENTENCE_END.search(cleaned, 0, limit + 1)
+            if found is not None and found.end() <= limit:
+                return cleaned[: found.end()]
+            return clip(cleaned, limit)
     return ""
 
 
@@ -164,8 +173,29 @@ def cut_at_sentence(text: str, limit: int) -> str:
     return text[:end]
 
 
+def _beginning(line: str, limit: int) -> str:
+    """``plain(line)``, or of a long line whole words at its beginning, more than ``limit`` characters: all that a
+    piece of it can show."""
+    head = line[: limit + _ROOM_OF_A_WORD]
+    cleaned = plain(head)
+    if len(head) < len(line):
+        cleaned = cleaned[: cleaned.rfind(" ") + 1]
+        if len(cleaned) <= limit:
+            return plain(line)
+    return cleaned
+
+
+def _split(text: str) -> Iterator[str]:
+    """As ``splitlines``, but one after the other: mostly the first one is all that is asked for."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield from text[start:end].splitlines()
+        start = end
+
+
 def _lines(text: str) -> Iterator[str]:
-    for line in text.splitlines()[:_LINES_LOOKED_AT]:
+    for line in islice(_split(text), _LINES_LOOKED_AT):
         cleaned = plain(line[:_LINE_CHARS])
         if cleaned:
             yield cleaned

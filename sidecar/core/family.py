@@ -69,7 +69,8 @@ def members(runs: Mapping[str, Ledger], run: str) -> Iterator[Ledger]:
 def handed_down(ledger: Ledger) -> tuple[object, ...] | None:
     """Changes whenever what holds for the run's descendants does: binding constraints, policy, pauses, its being
     begun and spawned, gaps. None: it has no descendants. Comparable only within one message's fold."""
-    if not ledger.items["child"] and not ledger.items["claim"]:
+    items = ledger.items
+    if not items["child"] and not items["claim"]:
         return None
     head, policy = ledger.head, ledger.policy
     return (

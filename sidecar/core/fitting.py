@@ -189,16 +189,18 @@ def _with_optional(
     required = Counter(piece.slot for piece in contents.required)
     told = _of_omitted(left + shelf.left(0))
     frame = _Size(bare.measured - told.measured, bare.text - told.text, bare.wire - told.measured)
-    fits, over = 0, shelf.total
+    room = Weight(4 * bounds.packet_tokens - frame.measured, _text_bound(bounds) - frame.text)
+    fits, over, step = 0, shelf.beyond(room), 1
     while over - fits > 1:
-        count = (fits + over) // 2
+        # What commas and counts add is little: the answer lies near the upper end.
+        count = max((fits + over) // 2, over - step)
         added = shelf.weight(count, required)
         if added is not None and _within(
             _plus(_plus(frame, added), _of_omitted(left + shelf.left(count))), bounds
         ):
             fits = count
         else:
-            over = count
+            over, step = count, 2 * step
     if not fits:
         return _done(fields, None, bare)
     chosen = [*contents.required, *shelf.pieces[:fits]]

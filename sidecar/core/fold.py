@@ -14,7 +14,7 @@ from protocol import events as wire
 from protocol.events import AUTHORITY_ONLY_TYPES, EVENT_TYPES, RECORD_TYPES, Event, SettingsApplied, type_of
 from sidecar.core import approvals, calls, children, contract, family, operations, sessions, turns, work
 from sidecar.core.entry import RUN_VIOLATIONS, Entry, Origin, Outcome, Violation, count_violation
-from sidecar.core.state import Channel, Head, Lane, Ledger
+from sidecar.core.state import Channel, Gap, Head, Lane, Ledger
 
 __all__ = [
     "RUN_VIOLATIONS",
@@ -90,6 +90,9 @@ _RESERVED: Final = frozenset(
     {*(EVENT_TYPES[name] for name in AUTHORITY_ONLY_TYPES), wire.ConstraintLifted, wire.ConstraintSet}
 )
 """What may be refused to an agent."""
+_RESTRICTED: Final = _RECORDS | _RESERVED
+"""What is not for everybody to say."""
+_TOUCHING: Final[frozenset[type[Event]]] = frozenset({wire.ChildSpawned, wire.ChildReturned, wire.RunStarted})
 _EVIDENCE: Final[frozenset[type[Event]]] = frozenset(
     {
         wire.ToolCalled,
@@ -109,25 +112,26 @@ def fold(lane: Lane, runs: MutableMapping[str, Ledger], run: str, event: Event, 
     Duplicates are the caller's to keep out. A record's epoch raises ``lane.epoch``; a lower one is ignored,
     which still counts as a message of the run.
     """
-    refusal = _refusal(lane, runs.get(run), event, origin.channel)
-    if refusal is not None:
-        return _refused(runs.get(run), run, event, origin.channel, refusal)
-    if run not in runs:
-        runs[run] = Ledger(Head(run=run))
-    ledger = runs[run]
+    ledger, channel = runs.get(run), origin.channel
+    if channel == "record" or type(event) in _RESTRICTED:
+        refusal = _refusal(lane, ledger, event, channel)
+        if refusal is not None:
+            return _refused(ledger, run, event, channel, refusal)
+    if ledger is None:
+        ledger = runs[run] = Ledger(Head(run=run))
     head = ledger.head
     before = family.handed_down(ledger)
     head.version += 1
-    if origin.channel != "record":
+    if channel != "record":
         head.position += 1
     entry = Entry(lane, runs, run, event, origin)
-    outcome = entry.outcome
-    if origin.channel == "record":
+    if channel == "record":
         _record(entry)
     else:
         _message(entry)
-    outcome.handed_down = before is not None and before != family.handed_down(ledger)
-    return outcome
+    if before is not None:
+        entry.outcome.handed_down = before != family.handed_down(ledger)
+    return entry.outcome
 
 
 def fold_settings(lane: Lane, event: SettingsApplied) -> bool:
@@ -141,6 +145,8 @@ def fold_settings(lane: Lane, event: SettingsApplied) -> bool:
 
 def touches(event: Event) -> tuple[str, ...]:
     """Other runs whose families must be at hand to fold this message."""
+    if type(event) not in _TOUCHING:
+        return ()
     match event:
         case wire.ChildSpawned() | wire.ChildReturned():
             return (event.child_run,)
@@ -210,10 +216,24 @@ def _refused(ledger: Ledger | None, run: str, event: Event, channel: Channel, de
 
 def _message(entry: Entry) -> None:
     """A message of the agent or of an authority."""
-    event, outcome, head = entry.event, entry.outcome, entry.head
+    event, head = entry.event, entry.head
     arrival, gap = sessions.arrive(entry.ledger, event, entry.channel)
-    outcome.late = arrival == "late"
-    outcome.foreign = sessions.is_foreign(entry.ledger, event, entry.channel)
+    foreign = sessions.is_foreign(entry.ledger, event, entry.channel)
+    if foreign or arrival != "next":
+        _take_note(entry, arrival, gap, foreign=foreign)
+    if entry.channel == "event":
+        head.last_event_id = event.id
+        if head.session is None and type(event) not in sessions.BEGINS:
+            head.session = event.session
+    if not foreign or type(event) in _EVIDENCE:
+        _RULES[type(event)](entry, event)
+
+
+def _take_note(entry: Entry, arrival: sessions.Arrival, gap: Gap | None, *, foreign: bool) -> None:
+    """What is not usual about the coming of a message."""
+    outcome = entry.outcome
+    outcome.late = entry.late = arrival == "late"
+    outcome.foreign = entry.foreign = foreign
     if gap is not None:
         outcome.gaps.append(gap)
         entry.violate("history_gap")
@@ -221,14 +241,8 @@ def _message(entry: Entry) -> None:
         entry.violate("late_event")
     elif arrival == "twice":
         entry.violate("sequence_conflict")
-    if outcome.foreign:
+    if foreign:
         entry.violate("foreign_session")
-    if entry.channel == "event":
-        head.last_event_id = event.id
-        if head.session is None and not isinstance(event, wire.RunStarted | wire.RunResumed):
-            head.session = event.session
-    if not outcome.foreign or type(event) in _EVIDENCE:
-        _RULES[type(event)](entry, event)
 
 
 def _record(entry: Entry) -> None:

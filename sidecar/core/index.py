@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.core.ordered import Ordered
 from sidecar.core.rules import Rules
@@ -17,7 +17,10 @@ from sidecar.core.stock import Stock
 if TYPE_CHECKING:
     from sidecar.core.state import Approval, Artifact, Call, Operation
 
-_INDEXED = ("operation", "approval", "artifact", "call", "constraint", "gap", "decision", "evidence")
+INDEXED: Final = frozenset(
+    {"operation", "approval", "artifact", "call", "constraint", "gap", "decision", "evidence"}
+)
+"""Kinds whose items it finds."""
 
 
 class Index:
@@ -67,13 +70,13 @@ class Index:
         """How often a constraint or gap that holds for descendants came, went or changed."""
         self.stock = Stock()
         """What a packet may show of what is finished, and what is named by what is not."""
-        self.sizes: dict[str, int] = dict.fromkeys(_INDEXED, 0)
+        self.sizes: dict[str, int] = dict.fromkeys(INDEXED, 0)
 
     @classmethod
     def of(cls, items: Mapping[str, Mapping[str, Any]]) -> Index:
         """The index of these items."""
         index = cls()
-        for kind in _INDEXED:
+        for kind in INDEXED:
             for item in items[kind].values():
                 index.note(kind, None, item)
         return index
@@ -111,9 +114,13 @@ class Index:
 
     def note(self, kind: str, old: Any, new: Any) -> None:
         """An item takes the place of ``old``; None: there was none, or there is none any more."""
-        if kind not in self.sizes:
+        if kind not in INDEXED:
             return
         self.sizes[kind] += (new is not None) - (old is not None)
+        if kind == "call":
+            # Half of everything that comes and goes, and nothing a packet shows of what is finished.
+            self._call(old, new)
+            return
         self.stock.note(kind, old, new)
         if kind == "operation":
             self._operation(old, new)
@@ -126,8 +133,6 @@ class Index:
             self.binding_changes += any(item is not None and item.source != "agent" for item in (old, new))
         elif kind == "gap":
             self.binding_changes += 1
-        elif kind == "call":
-            self._call(old, new)
 
     def _operation(self, old: Operation | None, new: Operation | None) -> None:
         if new is None:
@@ -172,21 +177,23 @@ class Index:
 
     def _call(self, old: Call | None, new: Call | None) -> None:
         if old is not None and old.state == "open":
-            left = tuple(key for key in self.open_calls.get(old.call_id, ()) if key != old.id)
+            keys = self.open_calls.get(old.call_id, ())
+            left = () if keys == (old.id,) else tuple([key for key in keys if key != old.id])
             if left:
                 self.open_calls[old.call_id] = left
             else:
                 self.open_calls.pop(old.call_id, None)
-            self._count_call(old, -1)
+            if old.operation_id is not None:
+                self._count_call(old.operation_id, -1)
         if new is not None and new.state == "open":
             self.open_calls[new.call_id] = (*self.open_calls.get(new.call_id, ()), new.id)
-            self._count_call(new, 1)
+            if new.operation_id is not None:
+                self._count_call(new.operation_id, 1)
 
-    def _count_call(self, call: Call, change: int) -> None:
-        if call.operation_id is not None:
-            self.calls_of_operation[call.operation_id] += change
-            if not self.calls_of_operation[call.operation_id]:
-                del self.calls_of_operation[call.operation_id]
+    def _count_call(self, operation: str, change: int) -> None:
+        self.calls_of_operation[operation] += change
+        if not self.calls_of_operation[operation]:
+            del self.calls_of_operation[operation]
 
 
 def _held(item: Operation | None) -> tuple[tuple[str, str], tuple[int, str]] | None:

@@ -6,7 +6,7 @@ Nothing is read but the ledger. CPU only, linear in the ledger: run it off the l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,25 +14,45 @@ import msgspec
 from protocol.codec import canonical, encode
 from sidecar.core.state import ITEM_TYPES, Head, Ledger
 
-_AT_ONCE: Final = 64 * 1024
+_ITEMS_AT_ONCE: Final = 64
+"""Items written in one call: the interpreter is kept for as long."""
+_HASHED_AT_ONCE: Final = 64 * 1024
 """Bytes hashed at a time: the interpreter is given up for each, which costs as much as the hash of a small one."""
+TOLD_NUMBERS: Final = {
+    "approval": ("uses_left",),
+    "early": ("uses",),
+    "artifact": ("bytes",),
+    "evidence": ("value",),
+    "gap": ("first", "through"),
+    "accepted": ("first", "through"),
+}
+"""By collection the fields of its items that hold numbers as they were told. All other numbers count messages, and
+no item holds a mapping or raw JSON."""
+_WHOLE_BELOW: Final = 2**53
+_SORTED: Final = msgspec.json.Encoder(order="sorted")
+"""Of what holds none of that it writes the canonical form, at an eighth of the cost of ``canonical``."""
 
 
 def ledger_json(ledger: Ledger) -> bytes:
     """The JSON of ``ledger_value``."""
-    return b"".join(_pieces(ledger, encode))
+    return b"".join(_pieces(encode(ledger.head), ledger, _plain_items))
 
 
 def ledger_digest(ledger: Ledger) -> str:
     """The digest of ``ledger_value``: ``sha256:<hex>`` over its canonical form."""
     whole, waiting = hashlib.sha256(), bytearray()
-    for piece in _pieces(ledger, canonical):
+    for piece in _canonical(ledger):
         waiting += piece
-        if len(waiting) >= _AT_ONCE:
+        if len(waiting) >= _HASHED_AT_ONCE:
             whole.update(waiting)
             waiting.clear()
     whole.update(waiting)
     return f"sha256:{whole.hexdigest()}"
+
+
+def ledger_canonical(ledger: Ledger) -> bytes:
+    """The canonical form of ``ledger_value``, which is JSON of it as well."""
+    return b"".join(_canonical(ledger))
 
 
 class _Form(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,13 +80,35 @@ def ledger_of(form: bytes) -> Ledger:
     return ledger
 
 
-def _pieces(ledger: Ledger, written: Callable[[Any], bytes]) -> Iterator[bytes]:
-    yield b'{"head":' + written(ledger.head) + b',"items":{'
+def _canonical(ledger: Ledger) -> Iterator[bytes]:
+    return _pieces(canonical(ledger.head), ledger, _canonical_items)
+
+
+def _canonical_items(kind: str, items: Sequence[Any]) -> bytes:
+    told = TOLD_NUMBERS.get(kind, ())
+    if any(_is_odd(getattr(item, field)) for field in told for item in items):
+        return b",".join(map(canonical, items))
+    return _SORTED.encode(items)[1:-1]
+
+
+def _is_odd(value: object) -> bool:
+    """Whether it is a number that the canonical form writes otherwise than plain JSON does."""
+    return isinstance(value, float) or (isinstance(value, int) and not -_WHOLE_BELOW < value < _WHOLE_BELOW)
+
+
+def _plain_items(kind: str, items: Sequence[Any]) -> bytes:
+    return encode(items)[1:-1]
+
+
+def _pieces(head: bytes, ledger: Ledger, written: Callable[[str, Sequence[Any]], bytes]) -> Iterator[bytes]:
+    yield b'{"head":' + head + b',"items":{'
     kinds = sorted(kind for kind, items in ledger.items.items() if items)
     for number, kind in enumerate(kinds):
         items = ledger.items[kind]
         yield (b',"' if number else b'"') + kind.encode() + b'":['
-        for place, key in enumerate(sorted(items)):
-            yield (b"," if place else b"") + written(items[key])
+        keys = sorted(items)
+        for first in range(0, len(keys), _ITEMS_AT_ONCE):
+            some = written(kind, [items[key] for key in keys[first : first + _ITEMS_AT_ONCE]])
+            yield b"," + some if first else some
         yield b"]"
     yield b"}}"

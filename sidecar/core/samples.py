@@ -3,7 +3,8 @@
 Only single requests of the current session count. Sums, older samples, samples from before the last take-up
 and nonsense are refused by name. Constant time, bounded memory; nothing here knows a clock or a batch.
 
-A ``Budget`` holds only numbers, tuples and dictionaries that are replaced whole, so ``copy.copy`` copies it.
+A ``Budget`` holds only numbers, tuples, dictionaries that are replaced whole, and the list of its marks, which
+grows in place; ``copy.copy`` gives a true copy.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.events import UsageReported
 from protocol.identifiers import MAX_INTEGER
 from sidecar.core.tokens import KINDS, NOTHING, Estimate, Kind
-from sidecar.core.window import BudgetSettings, Level, usable
+from sidecar.core.window import BudgetSettings, Level, gauge
 
 DROP: Final = 0.80
 """A sample at or under this share of what was expected means that the history was replaced."""
@@ -27,7 +29,8 @@ ELSEWHERE: Final = "~"
 _RATIOS = 7
 _LEAST_DELTA = 200
 """Tokens between two samples below which their ratio says more about rounding than about the content."""
-_FACTOR_RANGE = (0.25, 4.0)
+_LEAST_FACTOR = 0.25
+_MOST_FACTOR = 4.0
 _DIFFERENCES = 8
 _MODELS_REMEMBERED = 16
 _PATIENCE = 2
@@ -46,7 +49,7 @@ class Mark(Struct, frozen=True, array_like=True, gc=False):
     total: Estimate
 
 
-class Sample(Struct, frozen=True, array_like=True):
+class Sample(Struct, frozen=True, array_like=True, gc=False):
     """One report that counted: the prompt's tokens, and up to where it reached."""
 
     tokens: int
@@ -55,7 +58,7 @@ class Sample(Struct, frozen=True, array_like=True):
     total: Estimate
 
 
-class Expected(Struct, frozen=True, array_like=True):
+class Expected(Struct, frozen=True, array_like=True, gc=False):
     """What the context will hold once the newest packet is taken up."""
 
     tokens: int
@@ -86,7 +89,8 @@ class Budget(Struct, kw_only=True, omit_defaults=True):
     content_total: Estimate = NOTHING
 
     sample: Sample | None = None
-    marks: tuple[Mark, ...] = ()
+    marks: list[Mark] = []
+    """Of the newest events since the last sample, at most ``MARKS``."""
     marks_lost: bool = False
     before_assistant: Mark | None = None
     """The last event before the newest assistant message of the session."""
@@ -106,12 +110,15 @@ class Budget(Struct, kw_only=True, omit_defaults=True):
     unknown_through: int = 0
     ignored: dict[str, int] = {}
 
+    def __copy__(self) -> Budget:
+        return replace(self, marks=self.marks.copy())
+
     def used(self) -> int:
         """Tokens in the context now, by the newest sample and the estimate of what came since."""
         total, base = self.total, self.base_total
         tokens = self.base
         if total is not base:
-            # The difference weighed, without an object for it: this runs for every event.
+            # As ``since`` does, but spelt out: this runs for every event.
             prose, data, reasoning, image = self.weights
             tokens += round(
                 (total.prose - base.prose) * prose
@@ -119,12 +126,16 @@ class Budget(Struct, kw_only=True, omit_defaults=True):
                 + (total.reasoning - base.reasoning) * reasoning
                 + (total.image - base.image) * image
             )
+        if self.estimated:
+            tokens += self.fixed
         # No report is too large to be believed while no window is known; every figure told must fit the wire.
-        return min(tokens + self.fixed if self.estimated else tokens, MAX_INTEGER)
+        return tokens if tokens < MAX_INTEGER else MAX_INTEGER
 
     @property
     def fixed(self) -> int:
         """Tokens of system prompt and tools, in every prompt: the smallest difference two reports show."""
+        if len(self.differences) < 2:
+            return 0
         for smaller, larger in zip(self.differences, self.differences[1:], strict=False):
             if larger - smaller <= max(256, larger // 10):
                 return max(0, smaller)
@@ -132,25 +143,27 @@ class Budget(Struct, kw_only=True, omit_defaults=True):
 
     def factor(self, kind: Kind) -> float:
         """Provider's tokens per estimated token of this kind; 1.0 until two ratios say otherwise."""
-        ratios = self.ratios.get(f"{self.model}|{kind}", ())
-        # A single odd report spoils two ratios, one up and one down: the median of three forgives it.
-        return _median([*ratios, *[1.0] * (3 - len(ratios))]) if len(ratios) > 1 else 1.0
+        return _factor(self.ratios.get(f"{self.model}|{kind}", ()))
 
     def weigh(self, amount: Estimate) -> int:
         """An estimate in the provider's tokens, by the factors learnt."""
+        return self.since(NOTHING, amount)
+
+    def since(self, then: Estimate, now: Estimate | None = None) -> int:
+        """The same of what was added to ``then`` until ``now`` (None: ``total``), without an object for it."""
+        if now is None:
+            now = self.total
         prose, data, reasoning, image = self.weights
         return round(
-            amount.prose * prose + amount.data * data + amount.reasoning * reasoning + amount.image * image
+            (now.prose - then.prose) * prose
+            + (now.data - then.data) * data
+            + (now.reasoning - then.reasoning) * reasoning
+            + (now.image - then.image) * image
         )
 
-    def reweigh(self, only: Kind | None = None) -> None:
-        """Take over what the ratios say for the present model (of one kind); call when either changed."""
-        self.weights = tuple(
-            [
-                weight if only is not None and kind != only else self.factor(kind)
-                for kind, weight in zip(KINDS, self.weights, strict=True)
-            ]
-        )
+    def reweigh(self) -> None:
+        """Take over what the ratios say for the present model; call when either changed."""
+        self.weights = tuple([self.factor(kind) for kind in KINDS])
 
     def scale(self) -> float:
         """The factor over all content seen since the history was last replaced; 1.0 for none."""
@@ -159,14 +172,14 @@ class Budget(Struct, kw_only=True, omit_defaults=True):
 
     def usable(self, settings: BudgetSettings) -> int:
         """Tokens of the window that history may take."""
-        return usable(self.window, self.max_output, settings)
+        return gauge(self.window, self.max_output, settings).usable
 
 
 def expectation(budget: Budget, settings: BudgetSettings) -> int:
     """Tokens after an announced take-up, fixed cost left out; never more than what is there now."""
     now = budget.used() - budget.fixed
     if budget.expected is not None:
-        since = budget.weigh(budget.total - budget.expected.total)
+        since = budget.since(budget.expected.total)
         return min(now, budget.expected.tokens + since)
     return max(0, min(now, settings.packet_tokens + budget.weigh(budget.total)))
 
@@ -197,7 +210,7 @@ def take_sample(
     budget.report_model, budget.other_models, budget.unknown_through = event.model, 0, 0
     tokens = event.context_tokens
     # A report of before the newest estimate of a replaced history cannot be measured against it.
-    expected = budget.base + budget.weigh(through.total - budget.base_total)
+    expected = budget.base + budget.since(budget.base_total, through.total)
     if budget.estimated:
         expected += budget.fixed
     last = budget.sample
@@ -206,7 +219,7 @@ def take_sample(
     taken = known and (comparable or budget.expected is not None) and tokens <= DROP * expected
     error: float | None = None
     if taken:
-        since = None if budget.expected is None else budget.weigh(through.total - budget.expected.total)
+        since = None if budget.expected is None else budget.since(budget.expected.total, through.total)
         budget.used_before_take_up = budget.used()
         budget.content = None if budget.expected is None else budget.expected.tokens + (since or 0)
         budget.content_total = through.total
@@ -214,14 +227,15 @@ def take_sample(
         budget.take_ups += 1
     elif last is not None and comparable:
         error = (expected - tokens) / tokens
-        _learn_factor(budget, tokens - last.tokens, through.total - last.total)
+        _learn_factor(budget, tokens - last.tokens, last.total, through.total)
     if budget.content is not None:
         # Without factors: one learnt from what came lately would be held against everything before it.
-        covered = budget.content + (through.total - budget.content_total).tokens
+        covered = budget.content + through.total.tokens - budget.content_total.tokens
         _learn_fixed(budget, tokens - covered)
     budget.base, budget.base_total, budget.estimated = tokens, through.total, False
     budget.sample = Sample(tokens, event.model, through.position, through.total)
-    budget.marks = tuple(mark for mark in budget.marks if mark.position >= through.position)
+    reached = through.position
+    budget.marks = [mark for mark in budget.marks if mark.position >= reached]
     budget.marks_lost = False
     return None, error, taken
 
@@ -235,7 +249,7 @@ def _refusal(budget: Budget, event: UsageReported, late: bool) -> Ignored | None
         return "zero"
     if budget.window and event.context_tokens > 2 * budget.window:
         return "nonsense"
-    other = budget.report_model and not _same_model(event.model, budget.report_model)
+    other = budget.report_model not in ("", event.model) and not _same_model(event.model, budget.report_model)
     if other and not _same_model(event.model, budget.model) and budget.other_models < _PATIENCE:
         # A small model asked on the side says nothing about this context.
         budget.other_models += 1
@@ -245,8 +259,9 @@ def _refusal(budget: Budget, event: UsageReported, late: bool) -> Ignored | None
 
 def _through(budget: Budget, event: UsageReported) -> Mark | Ignored:
     """Up to where the report reaches, or why that makes it worthless."""
-    here = Mark("", budget.marks[-1].position if budget.marks else 0, budget.total)
-    mark = budget.before_assistant or here
+    mark = budget.before_assistant
+    if mark is None:
+        mark = Mark("", budget.marks[-1].position if budget.marks else 0, budget.total)
     named = event.through is not None
     if named:
         found = find_mark(budget, event.through or "")
@@ -289,41 +304,61 @@ def _same_model(one: str, other: str) -> bool:
     return one in other or other in one
 
 
-def _learn_factor(budget: Budget, reported: int, amount: Estimate) -> None:
+def _learn_factor(budget: Budget, reported: int, then: Estimate, now: Estimate) -> None:
     """One ratio for the kind that makes up most of what came between two samples."""
-    if amount.tokens < _LEAST_DELTA:
+    prose, data = now.prose - then.prose, now.data - then.data
+    reasoning, image = now.reasoning - then.reasoning, now.image - then.image
+    tokens = prose + data + reasoning + image
+    if tokens < _LEAST_DELTA:
         return
-    kind = amount.kind
-    own = amount.of(kind)
-    if own * 2 < amount.tokens:
+    most, own = 0, prose
+    if data > own:
+        most, own = 1, data
+    if reasoning > own:
+        most, own = 2, reasoning
+    if image > own:
+        most, own = 3, image
+    if own * 2 < tokens:
         return
-    others = sum(
-        amount.of(other) * weight
-        for other, weight in zip(KINDS, budget.weights, strict=True)
-        if other != kind
+    weights = list(budget.weights)
+    others = (
+        (prose * weights[0] if most != 0 else 0.0)
+        + (data * weights[1] if most != 1 else 0.0)
+        + (reasoning * weights[2] if most != 2 else 0.0)
+        + (image * weights[3] if most != 3 else 0.0)
     )
-    low, high = _FACTOR_RANGE
-    ratio = min(high, max(low, (reported - others) / own))
-    key = f"{budget.model}|{kind}"
+    ratio = (reported - others) / own
+    if ratio < _LEAST_FACTOR:
+        ratio = _LEAST_FACTOR
+    elif ratio > _MOST_FACTOR:
+        ratio = _MOST_FACTOR
+    key = f"{budget.model}|{KINDS[most]}"
     ratios = dict(budget.ratios)
-    known = ratios.pop(key, ())
-    ratios[key] = (*known, ratio)[-_RATIOS:]
-    crowded = len(ratios) > _MODELS_REMEMBERED
-    while len(ratios) > _MODELS_REMEMBERED:
-        del ratios[next(iter(ratios))]
+    newest = ratios[key] = (*ratios.pop(key, ()), ratio)[-_RATIOS:]
     budget.ratios = ratios
-    budget.reweigh(None if crowded else kind)
+    if len(ratios) > _MODELS_REMEMBERED:
+        while len(ratios) > _MODELS_REMEMBERED:
+            del ratios[next(iter(ratios))]
+        budget.reweigh()
+    else:
+        weights[most] = _factor(newest)
+        budget.weights = tuple(weights)
 
 
-def _median(numbers: list[float]) -> float:
-    """As ``statistics.median``, at a tenth of its cost."""
-    numbers.sort()
+def _factor(ratios: tuple[float, ...]) -> float:
+    """The median, as ``statistics.median`` at a tenth of its cost."""
+    if len(ratios) < 2:
+        return 1.0
+    # A single odd report spoils two ratios, one up and one down: the median of three forgives it.
+    numbers = sorted(ratios if len(ratios) > 2 else (*ratios, 1.0))
     middle = len(numbers) // 2
     return numbers[middle] if len(numbers) % 2 else (numbers[middle - 1] + numbers[middle]) / 2
 
 
 def _learn_fixed(budget: Budget, difference: int) -> None:
-    budget.differences = tuple(sorted((*budget.differences, max(0, difference))))[:_DIFFERENCES]
+    known = budget.differences
+    if len(known) < _DIFFERENCES or difference < known[-1]:
+        budget.differences = tuple(sorted((*known, max(0, difference))))[:_DIFFERENCES]
 
 
 def count_ignored(budget: Budget, reason: Ignored) -> Ignored:

@@ -7,7 +7,7 @@ messages that come after all, or by an authority that goes on without them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -20,32 +20,33 @@ _SESSIONS_REMEMBERED = 16
 
 Arrival = Literal["unnumbered", "next", "ahead", "late", "twice"]
 
+BEGINS: Final[frozenset[type[Event]]] = frozenset({RunStarted, RunResumed})
+"""What begins a session."""
+
 
 def is_foreign(ledger: Ledger, event: Event, channel: Channel) -> bool:
     """Whether an agent's message is of another session than the current one. Those that begin one are not."""
-    current = ledger.head.session
-    return (
-        channel == "event"
-        and event.session is not None
-        and current is not None
-        and event.session != current
-        and not isinstance(event, RunStarted | RunResumed)
-    )
+    session, current = event.session, ledger.head.session
+    if session == current:
+        return False
+    return channel == "event" and session is not None and current is not None and type(event) not in BEGINS
 
 
 def arrive(ledger: Ledger, event: Event, channel: Channel) -> tuple[Arrival, Gap | None]:
     """Take note of a message's number; the gap it opened comes with ``ahead``."""
-    if event.seq is None or event.session is None or channel == "record":
+    number, session = event.seq, event.session
+    if number is None or session is None or channel == "record":
         return "unnumbered", None
-    return note_number(ledger, channel, event.session, event.seq)
+    return note_number(ledger, channel, session, number)
 
 
 def note_number(ledger: Ledger, channel: Channel, session: str, number: int) -> tuple[Arrival, Gap | None]:
     """The number came: what that says about it, and the gap it opened."""
     key = f"{channel}/{session}"
-    expected = ledger.head.next_seq.get(key, 1)
+    numbers = ledger.head.next_seq
+    expected = numbers.get(key, 1)
     if number >= expected:
-        ledger.head.next_seq[key] = number + 1
+        numbers[key] = number + 1
         if number == expected:
             return "next", None
         gap = Gap(

@@ -6,6 +6,7 @@ can be known without writing the packet. It knows no ledger and decides nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -96,6 +97,12 @@ class Shelf:
                 commas += number - (0 if required.get(slot) else 1)
         measured, text = self._sums[count]
         return Weight(measured + commas, text)
+
+    def beyond(self, room: Weight) -> int:
+        """The least number of the pieces that does not go in, even without commas; all of them at most."""
+        over = bisect_right(self._sums, room.measured, key=lambda sums: sums.measured)
+        over = min(over, bisect_right(self._sums, room.text, key=lambda sums: sums.text))
+        return min(max(over, 1), self.total)
 
     def _fill(self, groups: Iterable[Group], large: int) -> None:
         later: list[tuple[Piece, int]] = []

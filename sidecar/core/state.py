@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from protocol.events import Forbids, NextAction, Scope, Settings
-from sidecar.core.index import Index
+from sidecar.core.index import INDEXED, Index
 
 Channel = Literal["event", "authority", "record"]
 OperationState = Literal["not_started", "pending", "succeeded", "failed", "unknown"]
@@ -494,20 +494,28 @@ class Ledger:
             self._index = Index.of(self.items)
         return self._index
 
+    @property
+    def indexed(self) -> Index:
+        """The same for the fold, by which every item goes in through ``put``: not looked over each time."""
+        return self._index
+
     def put(self, kind: str, item: Item) -> None:
         """Insert or replace an item; a settled one stays in ``items`` and leaves ``active``."""
-        self._index.note(kind, self.items[kind].get(item.id), item)
-        self.items[kind][item.id] = item
+        key, items = item.id, self.items[kind]
+        if kind in INDEXED:
+            self._index.note(kind, items.get(key), item)
+        items[key] = item
         if item.live:
-            self.active[kind][item.id] = item
+            self.active[kind][key] = item
         else:
-            self.active[kind].pop(item.id, None)
-        self.changed.add((kind, item.id))
+            self.active[kind].pop(key, None)
+        self.changed.add((kind, key))
 
     def drop(self, kind: str, key: str) -> None:
         """Forget an item that has no history of its own (a closed call, a closed gap)."""
         if (item := self.items[kind].pop(key, None)) is not None:
-            self._index.note(kind, item, None)
+            if kind in INDEXED:
+                self._index.note(kind, item, None)
             self.active[kind].pop(key, None)
             self.changed.add((kind, key))
 
@@ -530,13 +538,18 @@ class Ledger:
         progress = self.items["progress"].get("")
         return progress if progress is not None else _NO_PROGRESS
 
-    def snapshot(self) -> Ledger:
-        """A copy that later folding does not touch; cost is the number of items, not their size."""
+    def snapshot(self, *, bare: bool = False) -> Ledger:
+        """A copy that later folding does not touch; cost is the number of items, not their size.
+
+        ``bare``: for its head and its items alone, at a fraction of that; what else it is asked for is wrong.
+        """
         twin = Ledger(copy.copy(self.head))
         twin.head.next_seq = dict(self.head.next_seq)
         twin.head.violations = dict(self.head.violations)
         twin.head.labels = dict(self.head.labels)
         twin.items = {kind: dict(items) for kind, items in self.items.items()}
+        if bare:
+            return twin
         twin.active = {kind: dict(items) for kind, items in self.active.items()}
         twin._index = self._index.copy()
         return twin

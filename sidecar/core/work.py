@@ -46,10 +46,12 @@ def step_changed(entry: Entry, event: StepChanged) -> None:
         changes["phase"] = event.phase
     if event.completed is not None:
         changes["completed"] = tuple(
-            CompletedStep(text=step.text, refs=step.refs) for step in event.completed
+            [CompletedStep(text=step.text, refs=step.refs) for step in event.completed]
         )
     if event.plan is not None:
-        changes["plan"] = tuple(PlanStep(id=step.id, text=step.text, state=step.state) for step in event.plan)
+        changes["plan"] = tuple(
+            [PlanStep(id=step.id, text=step.text, state=step.state) for step in event.plan]
+        )
     if event.focus is not None:
         changes["focus"] = _focus(event.focus)
     if event.next_action is not None:

@@ -23,17 +23,36 @@ _NEVER_REBUILT = {"SUMMARIZER__REBUILD_EVERY": "0"}
 
 
 class Outlet:
-    """Where the publisher stands: notes when a packet that shortened the context was handed over."""
+    """Where the publisher and the bucket stand: notes when a packet that shortened the context was handed over.
+
+    What the broker would keep of the states is kept.
+    """
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
+        self._last: dict[str, bytes] = {}
+        self._objects: dict[str, bytes] = {}
 
     async def publish(
         self, stream: str, subject: str, payload: bytes, msg_id: str, headers: Any = None
     ) -> None:
         await anyio.lowlevel.checkpoint()
-        if subject.endswith(".packet") and b'"reason":"compacted"' in payload:
+        if stream == "state":
+            self._last[subject] = payload
+        elif subject.endswith(".packet") and b'"reason":"compacted"' in payload:
             self.left.set()
+
+    async def get_last(self, subject: str) -> tuple[int, bytes] | None:
+        await anyio.lowlevel.checkpoint()
+        return (1, self._last[subject]) if subject in self._last else None
+
+    async def put(self, name: str, payload: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._objects[name] = payload
+
+    async def delete(self, name: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._objects.pop(name, None)
 
     async def publish_rejected(self, subject: str, payload: bytes, msg_id: str) -> None:
         await anyio.lowlevel.checkpoint()
@@ -70,12 +89,13 @@ async def compacted_lane(
     folder: Any, run: str, turns: int, history: Material, events: int
 ) -> AsyncIterator[Compacted]:
     """A lane with that history, its relay running; the history is not covered yet."""
-    async with lane(folder, **_NEVER_REBUILT) as made:
+    outlet: Any = Outlet()
+    async with lane(folder, blobs=outlet, **_NEVER_REBUILT) as made:
         if made.desk.cursor.stream_seq < events:
             await grow(made, history, events)
-        outlet: Any = Outlet()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Relay(made.desk, outlet).run)
+            tasks.start_soon(Relay(made.desk, outlet, outlet, made.states.apart).run)
+            tasks.start_soon(made.states.run)
             try:
                 yield Compacted(made, outlet, run, turns)
             finally:

@@ -21,6 +21,7 @@ from sidecar import logs, memory
 from sidecar.app import Daemon
 from sidecar.config import load_config
 from sidecar.desk import Desk
+from sidecar.memory import collect_seldom
 from storage.records import Cursor
 
 _PROBE_SECONDS = 0.001
@@ -162,6 +163,8 @@ async def main() -> None:
     config = load_config(None, os.environ, {})
     logs.configure(config.logs.level, config.logs.format)
     daemon = Daemon(config)
+    # As the command does.
+    collect_seldom()
     watch = Watch(daemon)
     work = asyncio.create_task(daemon.run())
     follow = asyncio.create_task(watch.follow())

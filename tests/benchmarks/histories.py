@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -87,9 +88,9 @@ class Histories:
 
 
 @asynccontextmanager
-async def lane(folder: Path, **settings: str) -> AsyncIterator[Bench]:
-    """The daemon's lane on this data directory, without a broker."""
-    async with bench(folder, **settings) as made:
+async def lane(folder: Path, *, blobs: Any = None, **settings: str) -> AsyncIterator[Bench]:
+    """The daemon's lane on this data directory, without a broker. ``blobs`` stands for the bucket."""
+    async with bench(folder, blobs=blobs, **settings) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ from sidecar.core.course import follow
 from sidecar.view import View
 
 _WAIT = 300.0
-KINDS = ("daemon", "bare", "plain", "obvious")
+KINDS = ("daemon", "bare", "plain", "needed", "obvious")
 
 
 async def ingest(run: Run, wanted: set[str]) -> list[Row]:
@@ -103,6 +103,10 @@ def _first(
     row.add("rate, daemon / bare pump", ratios(rates["daemon"], rates["bare"]), at_least(0.80))
     row.add("rate caught up, daemon / bare pump", ratios(live["daemon"], live["bare"]), at_least(0.80))
     row.add("rate, daemon / bare pump without the unique index", ratios(rates["daemon"], rates["plain"]))
+    row.add(
+        "rate, bare pump with decoder, digests and secret scan / bare pump",
+        ratios(rates["needed"], rates["bare"]),
+    )
     row.add("processor time per event, daemon / bare pump", ratios(cpu["daemon"], cpu["bare"]))
     row.add("daemon", rates["daemon"], unit="events/s")
     row.add("bare pump", rates["bare"], unit="events/s")

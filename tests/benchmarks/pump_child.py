@@ -3,6 +3,9 @@
 ``bare``: a pull pump of one's own without acknowledgements, batches of 256, decoding, one transaction with one
 hop to the database's thread, ``synchronous=FULL``; event rows unique by (run, seq), one ledger row a run.
 ``plain``: the same without the unique index, which therefore knows no duplicate.
+``needed``: ``bare`` with what the daemon's rules cannot do without, by the daemon's own functions: its decoder with
+its checks, the digest and the chain of digests, the scan for secrets. No ledger, no budget: how fast a loop in one
+interpreter could be if those cost nothing.
 ``obvious``: ``fetch(256)`` on a durable consumer, the same tables awaited statement by statement through
 aiosqlite, then an acknowledgement for each message.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import resource
 import sqlite3
@@ -29,6 +33,8 @@ from nats.aio.msg import Msg
 from nats.js import api
 
 from benchmarks.talking import Json, Marks, cpu_seconds, say, serve
+from protocol.codec import decode_event
+from protocol.detectors import all_hinted
 
 BATCH = 256
 _AHEAD = 2
@@ -123,6 +129,21 @@ def row(message: Msg) -> Stored:
     return (position, message.subject.split(".")[-2], event.seq, str(kind), event.at, message.data)
 
 
+class Needed:
+    """What stands behind every rule, message by message; what comes of it is thrown away."""
+
+    def __init__(self) -> None:
+        self._chains: dict[str, bytes] = {}
+
+    def look(self, messages: Sequence[Msg]) -> None:
+        for message in messages:
+            run = message.subject.split(".")[-2]
+            decode_event(message.data, run=run, channel="event", max_bytes=1 << 20)
+            digest = hashlib.sha256(message.data).digest()
+            self._chains[run] = hashlib.sha256(self._chains.get(run, b"") + digest).digest()
+        all_hinted([message.data for message in messages])
+
+
 def ledger_rows(rows: Sequence[Stored]) -> list[tuple[str, int, int, int]]:
     """A batch folded to one row a run."""
     sums: dict[str, list[int]] = {}
@@ -203,6 +224,7 @@ class Pump:
 
 async def run_pump(client: Client, given: argparse.Namespace, database: Any, marks: Marks) -> None:
     """Receive, decode, one transaction, for ever."""
+    needed = Needed() if given.kind == "needed" else None
     pump = Pump(client, given.stream, given.subject, given.start)
     await pump.open()
     # As the daemon does, which stores where it begins: the first transaction is part of what is measured.
@@ -210,6 +232,8 @@ async def run_pump(client: Client, given: argparse.Namespace, database: Any, mar
     while True:
         messages = await pump.next()
         if messages:
+            if needed is not None:
+                needed.look(messages)
             rows = [row(message) for message in messages]
             await database._execute(write, database._conn, rows)
             marks.mark(rows[-1][0])
@@ -247,7 +271,7 @@ async def run_obvious(client: Client, given: argparse.Namespace, database: Any, 
 
 async def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.pump_child")
-    parser.add_argument("kind", choices=["bare", "plain", "obvious"])
+    parser.add_argument("kind", choices=["bare", "plain", "needed", "obvious"])
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--stream", default="WK_IN")

@@ -15,7 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -26,9 +28,19 @@ _LINE = 64 * 1024 * 1024
 
 
 def environment() -> dict[str, str]:
-    """The parent's, with this package to be found and no setting of the person who measures."""
+    """The parent's, with this package to be found and no setting of the person who measures.
+
+    Modules are compiled once, as those of an installed package and of the image are.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("WATCHKEEPER_")}
-    return {**kept, "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)])}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    path = os.pathsep.join([str(TESTS), str(ROOT)])
+    return {**kept, "PYTHONPATH": path, "PYTHONPYCACHEPREFIX": _bytecode().name}
+
+
+@cache
+def _bytecode() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="wk-bench-bytecode-")
 
 
 class Child:

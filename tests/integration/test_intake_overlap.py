@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from protocol.codec import digest
+from sidecar import intake
 from sidecar.core.state import ledger_value
 from sidecar.transport.pump import Delivery
 from storage.errors import StorageFull
@@ -127,7 +128,10 @@ async def test_overlapped_or_singly_the_ledger_is_the_same(tmp_path: Path) -> No
     assert in_memory == await told_singly(tmp_path / "singly", told)
 
 
-async def test_what_was_folded_behind_a_commit_that_failed_reaches_no_disk(tmp_path: Path) -> None:
+async def test_what_was_folded_behind_a_commit_that_failed_reaches_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "_MOST_AT_ONCE", 0)
     told = conversation(30)
     async with bench(tmp_path / "failing") as made:
         first, second, *rest = in_batches(made, told, 8)
@@ -158,7 +162,55 @@ async def test_what_was_folded_behind_a_commit_that_failed_reaches_no_disk(tmp_p
     assert in_memory == await told_singly(tmp_path / "singly", told)
 
 
-async def test_cancelled_while_one_is_committed_and_the_next_is_folded(tmp_path: Path) -> None:
+async def test_one_transaction_takes_in_what_arrives_while_the_last_is_on_its_way(tmp_path: Path) -> None:
+    told = conversation(60)
+    async with bench(tmp_path / "together") as made:
+        first, *rest = in_batches(made, told, 8)
+        real = made.store.commit
+        handed_over: list[int] = []
+
+        async def slow(unit: Unit) -> Committed:
+            handed_over.append(len(unit.journal))
+            if len(handed_over) == 1:
+                await eventually(lambda: version(made) == len(told), "folding of all the rest")
+            return await real(unit)
+
+        made.store.commit = slow
+        await made.intake.take(first, arriving(*rest))
+        made.store.commit = real
+        assert handed_over == [8, len(told) - 8]
+        assert made.desk.cursor.stream_seq == len(told)
+        assert await made.store.verify_chain("acme", "main", RUN) is None
+        in_memory = ledger(made)
+        assert await stored(made) == in_memory
+    assert in_memory == await told_singly(tmp_path / "singly", told)
+
+
+async def test_what_gathered_behind_a_commit_that_failed_reaches_no_disk(tmp_path: Path) -> None:
+    told = conversation(30)
+    async with bench(tmp_path / "failing") as made:
+        first, *rest = in_batches(made, told, 8)
+        real = made.store.commit
+
+        async def failing(unit: Unit) -> Committed:
+            await eventually(lambda: version(made) == len(told), "folding of all the rest")
+            raise StorageFull("no byte left")
+
+        made.store.commit = failing
+        with pytest.raises(StorageFull):
+            await made.intake.take(first, arriving(*rest))
+        made.store.commit = real
+        assert not made.desk.runs.hot
+        assert made.desk.cursor.stream_seq == 0
+        await made.intake.take(first, arriving(*rest))
+        assert made.desk.metrics.total("events_duplicate_total") == 0
+        assert await stored(made) == await told_singly(tmp_path / "singly", told)
+
+
+async def test_cancelled_while_one_is_committed_and_the_next_is_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "_MOST_AT_ONCE", 0)
     told = conversation(30)
     async with bench(tmp_path) as made:
         first, second, *rest = in_batches(made, told, 8)
@@ -184,7 +236,10 @@ async def test_cancelled_while_one_is_committed_and_the_next_is_folded(tmp_path:
         assert await made.store.verify_chain("acme", "main", RUN) is None
 
 
-async def test_what_is_on_its_way_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+async def test_what_is_on_its_way_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathered: bool
+) -> None:
     """Repetitions of what the last batch said, and other words under an id of it."""
     settled = event("operation.settled", "op", state="unknown", detail="one")
     again = event("operation.settled", "op", state="unknown", detail="two")
@@ -200,6 +255,16 @@ async def test_what_is_on_its_way_is_known(tmp_path: Path) -> None:
                 [other, again, settled],
             )
         ]
+        real = made.store.commit
+
+        async def slow(unit: Unit) -> Committed:
+            if gathered and unit.cursor is not None and unit.cursor.stream_seq == 4:
+                await eventually(lambda: version(made) == 5, "folding of the next")
+            return await real(unit)
+
+        made.store.commit = slow
+        if not gathered:
+            monkeypatch.setattr(intake, "_MOST_AT_ONCE", 0)
         await read(made, batches)
         total = made.desk.metrics.total
         assert total("events_duplicate_total") == 4

@@ -249,10 +249,11 @@ async def test_damage_met_while_running_is_told(tmp_path: Path) -> None:
     database = tmp_path / "watchkeeper.db"
     with closing(sqlite3.connect(database)) as raw:
         (page,) = raw.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'bodies'").fetchone()
+        (size,) = raw.execute("PRAGMA page_size").fetchone()
     async with opened(tmp_path) as store:
         with database.open("r+b") as file:
-            file.seek((page - 1) * 4096)
-            file.write(b"\xff" * 4096)
+            file.seek((page - 1) * size)
+            file.write(b"\xff" * size)
         runs = await store.runs(TENANT, LANE)
         with pytest.raises(StorageCorrupt):
             await store.tail(TENANT, LANE, runs[0].run, after=0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from storage import SchemaTooNew, StorageError, Store
-from storage.schema import APPLICATION_ID, Migration, migrate, migrations
+from storage import SchemaTooNew, StorageError, StorageFull, Store
+from storage.schema import APPLICATION_ID, PAGE_BYTES, Migration, migrate, migrations
 from support.storage_rows import LANE, TENANT, Messages, commit, opened, run_row
 
 pytestmark = pytest.mark.anyio
@@ -42,6 +42,29 @@ async def test_every_old_schema_becomes_the_newest(tmp_path: Path, version: int)
         await commit(store, journal=Messages().some(3), runs=(run_row(),))
         assert await store.verify_chain(TENANT, LANE, "r1") is None
     assert schema_of(old / "watchkeeper.db") == schema_of(new / "watchkeeper.db")
+
+
+@pytest.mark.parametrize("page", [4096, PAGE_BYTES])
+async def test_a_database_keeps_the_page_size_it_was_made_with(tmp_path: Path, page: int) -> None:
+    if page != PAGE_BYTES:
+        with closing(sqlite3.connect(tmp_path / "watchkeeper.db", isolation_level=None)) as raw:
+            raw.execute(f"PRAGMA page_size={page}")
+            migrate(raw, tmp_path, KNOWN)
+    run = Messages()
+    async with opened(tmp_path, max_bytes=512 * 1024) as store:
+        with suppress(StorageFull):
+            while True:
+                await commit(store, journal=(run.next(body=b"x" * 20_000),))
+        assert store.full
+    database = tmp_path / "watchkeeper.db"
+    with closing(sqlite3.connect(database)) as raw:
+        assert raw.execute("PRAGMA page_size").fetchone() == (page,)
+    assert 450_000 < database.stat().st_size <= 512 * 1024
+    async with opened(tmp_path) as store:
+        assert await store.verify_chain(TENANT, LANE, "r1") is None
+        await store.backup(tmp_path / "copy.db")
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as raw:
+        assert raw.execute("PRAGMA page_size").fetchone() == (page,)
 
 
 async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:

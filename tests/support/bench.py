@@ -30,6 +30,7 @@ from sidecar.observer import Observer
 from sidecar.packets import Packets
 from sidecar.responder import Responder
 from sidecar.runs import Runs
+from sidecar.state_renewal import StateRenewal
 from sidecar.summarizers import Summarizer
 from sidecar.summarizers.choice import build_summarizers
 from sidecar.transport.pump import Delivery
@@ -65,6 +66,7 @@ class Bench:
     responder: Responder
     observer: Observer
     intake: Intake
+    states: StateRenewal
     recorder: Recorder
     sequence: int = 0
     made: list[Delivery] = field(default_factory=list)
@@ -126,6 +128,7 @@ async def bench(
     epoch: int = 1,
     capacity: int = 2_000,
     summarizers: tuple[Summarizer, Summarizer | None] | None = None,
+    blobs: Any = None,
     **settings: str,
 ) -> AsyncIterator[Bench]:
     """The lane on a store in ``folder``, as after a start; what was stored before is there again."""
@@ -151,7 +154,7 @@ async def bench(
         desk.runs.begin(known)
         desk.cursor = await store.cursor(TENANT, LANE) or Cursor(stream_seq=0, stream_created=AT)
         recorder: Any = Recorder()
-        parts = assemble(desk, recorder, summarizers or build_summarizers(config))
+        parts = assemble(desk, recorder, summarizers or build_summarizers(config), blobs)
         tasks.start_soon(parts.compactor.run)
         await anyio.lowlevel.checkpoint()
         made = Bench(
@@ -163,6 +166,7 @@ async def bench(
             responder=parts.responder,
             observer=parts.observer,
             intake=parts.intake,
+            states=parts.states,
             recorder=recorder,
             sequence=desk.cursor.stream_seq,
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import msgspec
 import pytest
 
 from sidecar.core.budget import Budget, BudgetSettings, expect, level_of, took_up, usable
-from sidecar.core.tokens import IMAGE_TOKENS, Estimate, estimate, text_tokens
+from sidecar.core.samples import MARKS
+from sidecar.core.tokens import IMAGE_TOKENS, MOST_TOKENS, Estimate, added, estimate, text_tokens
 from support.story import event
 from support.tape import SETTINGS, Tape, words
 
@@ -310,3 +312,40 @@ def test_memory_is_bounded_however_long_nothing_is_reported() -> None:
 
 def test_settings_are_plain_values() -> None:
     assert msgspec.json.decode(msgspec.json.encode(SETTINGS), type=BudgetSettings) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("type_", "fields"),
+    [
+        ("message", {"role": "user", "content": "naïve words"}),
+        ("message", {"role": "user", "content": [{"kind": "image", "media_type": "image/png"}]}),
+        ("tool.called", {"call_id": "c", "tool": "bash", "arguments": {"command": "make"}}),
+        ("tool.returned", {"call_id": "c", "status": "ok", "content": "fine"}),
+        ("step.changed", {"phase": "p"}),
+    ],
+)
+def test_what_an_event_adds_is_its_estimate(type_: str, fields: dict[str, Any]) -> None:
+    told, total = event(type_, **fields), Estimate(1_000, 2_000, 3_000, 4_000)
+    assert added(total, told) == total + estimate(told)
+    full = Estimate(MOST_TOKENS, MOST_TOKENS, MOST_TOKENS, MOST_TOKENS)
+    assert added(full, told) == full
+
+
+def test_a_copy_of_a_budget_stays_as_it_is() -> None:
+    tape = Tape()
+    tape.turn(50)
+    taken, packed = copy.copy(tape.budget), msgspec.msgpack.encode(tape.budget)
+    tape.turn(50)
+    tape.usage(9_000)
+    assert msgspec.msgpack.encode(taken) == packed
+    assert msgspec.msgpack.decode(packed, type=Budget) == taken
+
+
+def test_the_newest_marks_are_kept_and_it_is_known_that_others_are_not() -> None:
+    tape = Tape(window=10_000_000)
+    for _ in range(MARKS - 1):
+        tape.said("x")
+    assert (len(tape.budget.marks), tape.budget.marks_lost) == (MARKS, False)
+    tape.said("x")
+    assert (len(tape.budget.marks), tape.budget.marks_lost) == (MARKS, True)
+    assert tape.budget.marks[-1].event_id == f"e-{tape.count}"

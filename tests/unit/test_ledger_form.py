@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from protocol.codec import digest, encode
-from sidecar.core.ledger_form import ledger_digest, ledger_json
-from sidecar.core.state import Head, Ledger, ledger_value
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec import inspect
+
+from protocol.codec import canonical, digest, encode
+from sidecar.core.ledger_form import TOLD_NUMBERS, ledger_canonical, ledger_digest, ledger_json
+from sidecar.core.state import ITEM_TYPES, Head, Ledger, ledger_value
 from support.story import Story
 
 
@@ -35,3 +41,56 @@ def test_the_bytes_are_those_of_the_whole() -> None:
 def test_the_digest_is_that_of_the_whole() -> None:
     for ledger in (_told(), Ledger(Head(run="r"))):
         assert ledger_digest(ledger) == digest(ledger_value(ledger))
+        assert ledger_canonical(ledger) == canonical(ledger_value(ledger))
+
+
+def test_items_beyond_one_call_are_in_their_order() -> None:
+    story = Story()
+    story.start()
+    for number in range(200):
+        value: Any = (2**60 + number, 0.1 * number, number, "x")[number % 4] if number > 70 else number
+        more = {"kind": "observed", "source": "event:e-1", "value": value}
+        story.tell("evidence.recorded", evidence_id=f"e{number}", claim=f"\u00e9\U0001f6a2{number}", **more)
+    ledger = story.ledger()
+    assert ledger_digest(ledger) == digest(ledger_value(ledger))
+    assert ledger_json(ledger) == encode(ledger_value(ledger))
+
+
+OWN = {
+    "position",
+    "dispatched_at",
+    "granted_at",
+    "rank",
+    "release",
+    "approval_kinds_seq",
+    "forbidden_kinds_seq",
+}
+"""Fields that hold numbers the fold counts itself."""
+
+
+@pytest.mark.parametrize("kind", sorted(ITEM_TYPES))
+def test_items_hold_nothing_that_the_quick_form_writes_otherwise(kind: str) -> None:
+    top = inspect.type_info(ITEM_TYPES[kind])
+    assert isinstance(top, inspect.StructType)
+    for field in top.fields:
+        for found in _leaves(field.type):
+            assert not isinstance(found, inspect.DictType | inspect.RawType | inspect.AnyType), field.name
+            if isinstance(found, inspect.IntType | inspect.FloatType):
+                assert field.name in OWN or field.name in TOLD_NUMBERS[kind], field.name
+
+
+def _leaves(found: inspect.Type) -> Iterator[inspect.Type]:
+    match found:
+        case inspect.StructType():
+            for field in found.fields:
+                yield from _leaves(field.type)
+        case inspect.UnionType():
+            for one in found.types:
+                yield from _leaves(one)
+        case inspect.VarTupleType() | inspect.ListType() | inspect.SetType():
+            yield from _leaves(found.item_type)
+        case inspect.TupleType():
+            for one in found.item_types:
+                yield from _leaves(one)
+        case _:
+            yield found

@@ -9,6 +9,7 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
+import anyio
 import pytest
 
 import storage
@@ -25,6 +26,7 @@ from storage import (
 )
 from storage.data_dir import DataDir
 from storage.errors import NotPermitted, translate
+from storage.schema import PAGE_BYTES
 from support.storage_rows import Messages, commit, opened
 
 pytestmark = pytest.mark.anyio
@@ -144,6 +146,38 @@ async def test_opening_says_what_it_found(tmp_path: Path) -> None:
         assert store.size_bytes > 0
     async with opened(tmp_path) as store:
         assert store.info.migrated_from == store.info.schema_version
+
+
+async def test_what_was_left_whole_is_read_through_behind_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.schema.CHECKED_FIRST_BYTES", 0)
+    monkeypatch.setattr("storage.store._READ_THROUGH_AFTER", 0.0)
+    async with opened(tmp_path) as store:
+        await commit(store, journal=Messages().some(500))
+    # As one that was killed: it held the lock and told nothing.
+    DataDir.take(tmp_path).release()
+    async with opened(tmp_path) as store:
+        assert store.info.quick_check == "ok"
+    async with opened(tmp_path) as store:
+        assert store.info.quick_check == "later"
+        await commit(store, meta={"a": b"1"})
+    database = tmp_path / "watchkeeper.db"
+    with database.open("r+b") as file:
+        for page in range(20, database.stat().st_size // PAGE_BYTES):
+            file.seek(page * PAGE_BYTES)
+            file.write(os.urandom(64))
+
+    async def served() -> None:
+        async with opened(tmp_path) as store:
+            assert store.info.quick_check == "later"
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(60), pytest.raises(ExceptionGroup) as told:
+        await served()
+    assert told.group_contains(StorageCorrupt)
+    with pytest.raises(StorageCorrupt):
+        await Store.open(tmp_path)
 
 
 async def test_a_large_file_is_not_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,10 @@ async def test_the_row_of_a_run_moves_with_its_journal_and_its_family_may_change
         await commit(store, runs=(run_row("r0"), run_row(family="r0", parent="r0", finished=True)))
         _, mine = sorted(await store.load_family(TENANT, LANE, "r0"), key=lambda row: row.run)
         assert (mine.version, mine.chain, mine.head, mine.finished) == (4, run.chain, b"head", True)
+        assert (mine.family, mine.parent) == ("r0", "r0")
+        await commit(store, journal=run.some(1), runs=(run_row(),))
+        (mine,) = await store.load_family(TENANT, LANE, "r1")
+        assert (mine.family, mine.parent, mine.version) == ("r1", None, 5)
 
 
 async def test_lanes_and_tenants_are_apart(tmp_path: Path) -> None:

@@ -9,7 +9,19 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from storage import Cursor, ItemRow, SearchRow, Stale, StorageClosed, StorageFull, Store, TombstoneRow
+from storage import (
+    Cursor,
+    ItemRow,
+    OutOfOrder,
+    SearchRow,
+    Stale,
+    StorageClosed,
+    StorageError,
+    StorageFull,
+    Store,
+    TombstoneRow,
+    transaction,
+)
 from support.storage_rows import (
     LANE,
     TENANT,
@@ -58,6 +70,59 @@ async def test_a_refused_unit_takes_no_other_with_it(tmp_path: Path) -> None:
         assert store.maybe_known(TENANT, LANE, "r6", "event", "event-1")
         for number in range(1, 5):
             assert await store.verify_chain(TENANT, LANE, f"r{number}") is None
+
+
+async def test_a_unit_refused_alone_leaves_nothing_and_the_next_one_stands(tmp_path: Path) -> None:
+    run, other = Messages(), Messages("r2")
+    entries = run.some(3)
+    async with opened(tmp_path) as store:
+        await commit(store, journal=entries[:1], runs=(run_row(),), cursor=Cursor(1, "then"))
+        for refused in ({"journal": entries[2:]}, {"journal": other.some(1), "checkpoint": checkpoint(2)}):
+            with pytest.raises((OutOfOrder, Stale)):
+                await commit(store, **refused, runs=(run_row("r3"),), cursor=Cursor(9, "now"))
+            assert await store.cursor(TENANT, LANE) == Cursor(1, "then")
+            assert {row.run for row in await store.runs(TENANT, LANE)} == {"r1"}
+            assert not store.maybe_known(TENANT, LANE, "r2", "event", "event-1")
+        done = await commit(store, journal=entries[1:], runs=(run_row("r3"),))
+        assert done.entries == range(2, 4)
+        assert await store.verify_chain(TENANT, LANE, "r1") is None
+        assert {row.run for row in await store.runs(TENANT, LANE)} == {"r1", "r3"}
+
+
+async def test_more_runs_than_the_writer_remembers_are_each_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "_KEPT_RUNS", 3)
+    runs = [Messages(f"r{number}") for number in range(7)]
+    async with opened(tmp_path) as store:
+        for _ in range(3):
+            for run in runs:
+                await commit(store, journal=run.some(1))
+        for run in runs:
+            assert len(await store.tail(TENANT, LANE, run.run, after=0)) == 3
+            assert await store.verify_chain(TENANT, LANE, run.run) is None
+
+
+async def test_a_fault_of_our_own_ends_the_writer_and_answers_everyone(tmp_path: Path) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("a fault")
+
+    async def both(store: Store) -> None:
+        async with anyio.create_task_group() as group:
+            await group.start(store.run_writer)
+            faulty, behind = store._writer.enqueue(fail, 1), store.begin(unit(meta={"a": b"1"}))
+            with pytest.raises(StorageError, match="the writer failed"):
+                await faulty.outcome()
+            with pytest.raises(StorageClosed):
+                await behind.outcome()
+
+    store = await Store.open(tmp_path)
+    with pytest.raises(ExceptionGroup) as ended:
+        await both(store)
+    assert ended.group_contains(RuntimeError, match="a fault")
+    await store.aclose()
+    async with opened(tmp_path) as again:
+        assert await again.meta("a") is None
 
 
 async def test_units_of_one_task_queue_commit_in_the_order_handed_over(tmp_path: Path) -> None:
@@ -137,7 +202,7 @@ async def test_the_writer_beats(tmp_path: Path) -> None:
 
 async def test_a_bounded_file_is_told_as_full_until_a_commit_succeeds(tmp_path: Path) -> None:
     run = Messages()
-    async with opened(tmp_path, max_pages=120) as store:
+    async with opened(tmp_path, max_bytes=480 * 1024) as store:
         stored = 0
 
         async def until_full() -> None:
@@ -162,7 +227,7 @@ async def test_a_bounded_file_is_told_as_full_until_a_commit_succeeds(tmp_path: 
 
 
 async def test_full_ends_with_the_next_commit_that_fits(tmp_path: Path) -> None:
-    async with opened(tmp_path, max_pages=120) as store:
+    async with opened(tmp_path, max_bytes=480 * 1024) as store:
         with pytest.raises(StorageFull):
             await commit(store, meta={"large": b"x" * 1_000_000})
         assert store.full
