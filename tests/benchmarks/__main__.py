@@ -26,6 +26,7 @@ from benchmarks.report import publish as publish_results  # noqa: E402
 from benchmarks.report import show  # noqa: E402
 from benchmarks.runner import Mixed, Wanted, chosen, measure, whole  # noqa: E402
 from benchmarks.sizes import SCALES  # noqa: E402
+from sidecar.memory import collect_seldom  # noqa: E402
 
 console = Console(width=None if sys.stdout.isatty() else 150)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -72,6 +73,8 @@ def main(
         scratch=scratch,
     )
     with console.status("benchmarks") as status:
+        # As the daemon does once it is loaded: what is measured in this process is measured under its settings.
+        collect_seldom()
         try:
             results = asyncio.run(measure(wanted, _teller(status)))
         except Mixed as error:

@@ -21,6 +21,7 @@ import anyio
 from benchmarks.material import Material
 from benchmarks.places import Run, copied
 from benchmarks.talking import Child, Json, say
+from sidecar.memory import collect_seldom
 from support.bench import Bench, bench
 
 BATCH = 256
@@ -119,4 +120,5 @@ async def _make(folder: Path, events: int, runs: int, items: bool) -> None:
 
 
 if __name__ == "__main__":
+    collect_seldom()
     asyncio.run(_make(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), "plain" not in sys.argv[4:]))
