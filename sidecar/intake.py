@@ -47,8 +47,11 @@ the loop may be held."""
 _TURN: Final = 64
 """Messages folded before the loop gets its turn, about 2 ms."""
 _DECODED_AT_ONCE: Final = 256
-_MOST_AT_ONCE: Final = 3_072
-"""Messages of a transaction from which on it takes in no more while the last one is on its way."""
+_MOST_AT_ONCE: Final = 4 * 1024 * 1024
+"""Weight of a transaction from which on it takes in no more while the last one is on its way: about three thousand
+messages of a kilobyte."""
+_MESSAGE_WEIGHT: Final = 512
+"""What a message counts beside its bytes."""
 _WRITTEN_AT_ONCE: Final = 200
 """Runs encoded before the loop gets its turn, about 3 ms."""
 
@@ -90,15 +93,15 @@ class Intake:
         """
         flight: Flight | None = None
         aboard: Mapping[Key, bytes] = {}
-        chunk = Chunk()
+        chunk, weight = Chunk(), 0
         async with self._desk.changing():
             try:
                 while deliveries:
                     incoming = await self._decoded(deliveries)
                     await self._load(incoming)
                     known = {**aboard, **chunk.accepted, **await self._known.of(incoming)}
-                    large = any(map(_is_large, deliveries))
-                    if flight is not None and large:
+                    weight += sum(len(delivery.payload) + _MESSAGE_WEIGHT for delivery in deliveries)
+                    if flight is not None and any(map(_is_large, deliveries)):
                         # On a thread nothing may happen to memory beside folding.
                         await flight.landed()
                     arrived: Sequence[Delivery] = ()
@@ -107,8 +110,7 @@ class Intake:
                         start, due = await self._fold(chunk, incoming, start, known)
                         # A compaction that is due begins from the run as it is at the end of this transaction.
                         ends = start < len(incoming) or due
-                        roomy = not large and len(chunk.journal) < _MOST_AT_ONCE
-                        if not ends and roomy and flight is not None and not flight.over:
+                        if not ends and weight < _MOST_AT_ONCE and flight is not None and not flight.over:
                             arrived = await more()
                             if arrived and not flight.over:
                                 break
@@ -121,7 +123,7 @@ class Intake:
                             await self._commit(chunk, rows)
                         else:
                             flight = Flight(self._commit(chunk, rows))
-                        chunk = Chunk()
+                        chunk, weight = Chunk(), 0
                     deliveries = arrived
             except BaseException:
                 self._known.forget()
