@@ -16,13 +16,11 @@ _ROWS: Final = (512, 64, 8, 1)
 Blocks = tuple[tuple[int, str], ...]
 
 
-def blocks(statement: str, columns: int, *, most: int = 512) -> Blocks:
+def blocks(statement: str, columns: int) -> Blocks:
     """The statement for many rows and for few: how many values each takes, and its text. ``{}`` stands for the
-    rows, of which it takes ``most``."""
+    rows."""
     row = f"({', '.join('?' * columns)})"
-    return tuple(
-        (rows * columns, statement.format(", ".join([row] * rows))) for rows in _ROWS if rows <= most
-    )
+    return tuple((rows * columns, statement.format(", ".join([row] * rows))) for rows in _ROWS)
 
 
 def write_blocks(connection: sqlite3.Connection, statements: Blocks, values: Sequence[Any]) -> None:
