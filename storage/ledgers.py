@@ -5,17 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
-from storage.blocks import blocks, write_blocks
 from storage.records import ItemRow, RunRow, RunSummary, StoredItem, StoredRun
 from storage.transaction import Transaction, lane_number, run_number
 
 T = TypeVar("T")
-
-_ITEMS: Final = blocks(
-    "INSERT INTO items VALUES {} ON CONFLICT DO UPDATE SET live = excluded.live, body = excluded.body", 5
-)
 
 
 def write(
@@ -41,7 +36,6 @@ def write(
                 state.run_no,
             )
         )
-    # Not in blocks as items are: an UPDATE FROM holds the rows once more and costs half as much again.
     tx.connection.executemany(
         "UPDATE runs SET family = ?, parent = ?, finished = ?, last_entry = ?, version = ?, "
         "position = ?, chain = ?, view = ?, head = ? WHERE run_no = ?",
@@ -143,10 +137,11 @@ def _write_items(tx: Transaction, lane_no: int, items: Sequence[ItemRow]) -> Non
                 [(tx.run(lane_no, row.run).run_no, row.kind, row.key) for row in some],
             )
         else:
-            values: list[Any] = []
-            for row in some:
-                values += (tx.run(lane_no, row.run).run_no, row.kind, row.key, row.live, row.body)
-            write_blocks(tx.connection, _ITEMS, values)
+            tx.connection.executemany(
+                "INSERT INTO items VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "live = excluded.live, body = excluded.body",
+                [(tx.run(lane_no, row.run).run_no, row.kind, row.key, row.live, row.body) for row in some],
+            )
 
 
 def _items(connection: sqlite3.Connection, run_no: int, live_only: bool) -> list[StoredItem]:
