@@ -79,6 +79,10 @@ beyond the basic plane, which sort elsewhere in UTF-16. All else but fractions i
 _FIELDS: Final = {cls: frozenset(cls.__struct_encode_fields__) | {"type"} for cls in EVENT_TYPES.values()}
 _ENVELOPE: Final = frozenset(Event.__struct_encode_fields__) | {"type"}
 
+_MORE_TO_CHECK: Final = frozenset(
+    {ToolCalled, Message, ToolReturned, ApprovalRequested, ApprovalResolved, EvidenceRecorded}
+)
+"""The types of which ``_value_fault`` looks at more than the envelope."""
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
@@ -115,12 +119,9 @@ def decode_event(
         event: Event = _DECODER.decode(payload)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise _classify(payload, channel, None, error) from error
-    cls = type(event)
     if event.must_understand:
-        _check_understood(event.must_understand, _FIELDS[cls], event.id)
-    invalid = _envelope_fault(event)
-    if invalid is None and cls in _MORE_TO_CHECK:
-        invalid = _value_fault(event)
+        _check_understood(event.must_understand, _FIELDS[type(event)], event.id)
+    invalid = _value_fault(event)
     if invalid is not None:
         raise ProtocolError("invalid_field", invalid, event.id)
     _check_place(event, run, channel)
@@ -159,22 +160,14 @@ def _too_deep(payload: bytes) -> bool:
     return max(accumulate(array("b", brackets.translate(_STEPS))), default=0) > MAX_DEPTH - _SHALLOW
 
 
-def _envelope_fault(event: Event) -> str | None:
-    """What types alone do not say about the envelope, as a text naming the field; None: all is well."""
+def _value_fault(event: Event) -> str | None:
+    """What types alone do not say about a decoded event, as a text naming the field; None: all is well."""
     if event.seq is not None and event.session is None:
         return "$.seq needs $.session"
     if not 1 < event.at.year < 9999:
         return "$.at is out of range"
-    return None
-
-
-_MORE_TO_CHECK: Final = frozenset(
-    {ToolCalled, Message, ToolReturned, ApprovalRequested, ApprovalResolved, EvidenceRecorded}
-)
-
-
-def _value_fault(event: Event) -> str | None:
-    """The same about the other fields; what it knows of stands in ``_MORE_TO_CHECK``."""
+    if type(event) not in _MORE_TO_CHECK:
+        return None
     match event:
         case ToolCalled():
             return _number_fault(event.arguments, "$.arguments")

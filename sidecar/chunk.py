@@ -7,20 +7,49 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final
 
 import anyio
+import msgspec
 
 from protocol import subjects
+from protocol.content import Number
 from protocol.errors import ProtocolError
 from protocol.events import Event
 from protocol.handoff import PacketReason
+from protocol.identifiers import Id
 from sidecar.transport.pump import Delivery
 from storage.records import JournalEntry, OutboxRow
 
 Key = tuple[str, subjects.Channel, str]
 """(run, channel, identity): what two deliveries of one message have in common."""
+
+
+_LARGE: Final = 64 * 1024
+"""Bytes from which on a message is decoded, redacted and folded on a thread: one of a megabyte takes longer than
+the loop may be held."""
+_MESSAGE_BYTES: Final = 512
+"""What a message takes beside its bytes."""
+
+
+def is_large(delivery: Delivery) -> bool:
+    return len(delivery.payload) >= _LARGE
+
+
+async def nothing_more() -> Sequence[Delivery]:
+    """For a reader that has handed over all it has."""
+    return ()
+
+
+class Numbered(msgspec.Struct):
+    """What of a refused message tells that its number came."""
+
+    session: Id | None = None
+    seq: Number | None = None
+
+
+NUMBERED: Final = msgspec.json.Decoder(Numbered)
 
 
 class Incoming:
@@ -82,9 +111,15 @@ class Chunk:
         """Key → digest of what is in the journal with this transaction."""
         self.traceparent: str | None = None
         """Of a message in it that had one."""
+        self.weight = 0
+        """About how many bytes it takes to hold it."""
         self.began = 0.0
         self.last: Delivery | None = None
         """The newest message it takes in."""
+
+    def weigh(self, deliveries: Iterable[Delivery]) -> None:
+        """These go into it."""
+        self.weight += sum(len(delivery.payload) + _MESSAGE_BYTES for delivery in deliveries)
 
     def mark(self, run: str, reason: PacketReason) -> None:
         """A packet may be due; the first reason that asks for one anyway stands (``Packets.mark``)."""

@@ -21,13 +21,21 @@ import structlog
 
 from protocol import subjects
 from protocol.codec import decode_event
-from protocol.content import Number
 from protocol.detectors import all_hinted
 from protocol.errors import ProtocolError
 from protocol.events import Event, SettingsApplied, identity, type_of
-from protocol.identifiers import Id
 from sidecar import tracing
-from sidecar.chunk import Chunk, Flight, Incoming, Key, again_key, names_item
+from sidecar.chunk import (
+    NUMBERED,
+    Chunk,
+    Flight,
+    Incoming,
+    Key,
+    again_key,
+    is_large,
+    names_item,
+    nothing_more,
+)
 from sidecar.core import fold as core
 from sidecar.core.state import Lane
 from sidecar.desk import Desk
@@ -41,14 +49,12 @@ from storage.records import Cursor, JournalEntry
 _REJECTIONS_A_MINUTE = 60
 """``.rejected`` messages per run and minute (wire protocol, section 8); the counter counts all."""
 
-_LARGE: Final = 64 * 1024
-"""Bytes from which on a message is decoded, redacted and folded on a thread: one of a megabyte takes longer than
-the loop may be held."""
 _TURN: Final = 64
 """Messages folded before the loop gets its turn, about 2 ms."""
 _DECODED_AT_ONCE: Final = 256
-_MOST_AT_ONCE: Final = 3_072
-"""Messages of a transaction from which on it takes in no more while the last one is on its way."""
+_MOST_AT_ONCE: Final = 4 * 1024 * 1024
+"""Weight of a transaction from which on it takes in no more while the last one is on its way: about three thousand
+messages of a kilobyte."""
 _WRITTEN_AT_ONCE: Final = 200
 """Runs encoded before the loop gets its turn, about 3 ms."""
 
@@ -56,10 +62,6 @@ log = structlog.get_logger(__name__)
 
 _address = lru_cache(maxsize=8_192)(subjects.parse_inbound)
 """Subjects repeat: taking one apart costs more than decoding a short event."""
-
-
-async def _nothing_more() -> Sequence[Delivery]:
-    return ()
 
 
 def lane_key(tenant: str, lane: str) -> str:
@@ -79,7 +81,7 @@ class Intake:
     async def take(
         self,
         deliveries: Sequence[Delivery],
-        more: Callable[[], Awaitable[Sequence[Delivery]]] = _nothing_more,
+        more: Callable[[], Awaitable[Sequence[Delivery]]] = nothing_more,
     ) -> None:
         """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory.
 
@@ -97,8 +99,8 @@ class Intake:
                     incoming = await self._decoded(deliveries)
                     await self._load(incoming)
                     known = {**aboard, **chunk.accepted, **await self._known.of(incoming)}
-                    large = any(map(_is_large, deliveries))
-                    if flight is not None and large:
+                    chunk.weigh(deliveries)
+                    if flight is not None and any(map(is_large, deliveries)):
                         # On a thread nothing may happen to memory beside folding.
                         await flight.landed()
                     arrived: Sequence[Delivery] = ()
@@ -107,8 +109,12 @@ class Intake:
                         start, due = await self._fold(chunk, incoming, start, known)
                         # A compaction that is due begins from the run as it is at the end of this transaction.
                         ends = start < len(incoming) or due
-                        roomy = not large and len(chunk.journal) < _MOST_AT_ONCE
-                        if not ends and roomy and flight is not None and not flight.over:
+                        if (
+                            not ends
+                            and chunk.weight < _MOST_AT_ONCE
+                            and flight is not None
+                            and not flight.over
+                        ):
                             arrived = await more()
                             if arrived and not flight.over:
                                 break
@@ -134,7 +140,7 @@ class Intake:
     async def _decoded(self, deliveries: Sequence[Delivery]) -> list[Incoming]:
         incoming, usual = [], []
         for number, delivery in enumerate(deliveries, 1):
-            if _is_large(delivery):
+            if is_large(delivery):
                 item = await anyio.to_thread.run_sync(self._decode, delivery)
             else:
                 item = self._decode(delivery)
@@ -195,7 +201,7 @@ class Intake:
             item = incoming[index]
             index += 1
             said = len(chunk.outbox)
-            if _is_large(item.delivery):
+            if is_large(item.delivery):
                 due = await anyio.to_thread.run_sync(self._one, item, chunk, known)
             else:
                 due = self._one(item, chunk, known)
@@ -361,7 +367,7 @@ class Intake:
         if ledger is None or item.run is None or code == "not_authorized":
             return
         try:
-            numbered = _NUMBERED.decode(item.delivery.payload)
+            numbered = NUMBERED.decode(item.delivery.payload)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return
         core.note_rejected(ledger, code, channel=item.channel, session=numbered.session, seq=numbered.seq)
@@ -396,20 +402,6 @@ class Intake:
                 problem.event_id,
             )
         )
-
-
-class _Numbered(msgspec.Struct):
-    """What of a refused message tells that its number came."""
-
-    session: Id | None = None
-    seq: Number | None = None
-
-
-_NUMBERED = msgspec.json.Decoder(_Numbered)
-
-
-def _is_large(delivery: Delivery) -> bool:
-    return len(delivery.payload) >= _LARGE
 
 
 def decode_lane(body: bytes) -> Lane:

@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from storage.blocks import blocks, write_blocks
 from storage.errors import OutOfOrder
 from storage.identity import CHANNEL_NO, CHANNELS, SIGN, Identity, identity_key
 from storage.records import JournalEntry, link
@@ -20,8 +19,17 @@ from storage.transaction import RunState, Transaction, lane_number
 
 MARK_EVERY: Final = 256
 
-_INTO_HEADS: Final = blocks("INSERT INTO heads VALUES {}", 13)
-_INTO_BODIES: Final = blocks("INSERT INTO bodies VALUES {}", 2)
+
+def _inserts(table: str, columns: int) -> tuple[tuple[int, str], ...]:
+    """Statements for many rows and for few: how many values each takes, and its text."""
+    row = f"({', '.join('?' * columns)})"
+    return tuple(
+        (rows * columns, f"INSERT INTO {table} VALUES {', '.join([row] * rows)}") for rows in (512, 64, 8, 1)
+    )
+
+
+_INTO_HEADS: Final = _inserts("heads", 13)
+_INTO_BODIES: Final = _inserts("bodies", 2)
 _WALK = """
 WITH RECURSIVE walk (entry, prev, version, position) AS (
     SELECT entry, prev, version, position FROM heads WHERE entry = :start
@@ -88,11 +96,21 @@ def append(
         touched.add(message.run)
         entry += 1
     tx.next_entry = entry
-    write_blocks(tx.connection, _INTO_HEADS, heads)
-    write_blocks(tx.connection, _INTO_BODIES, bodies)
+    _insert(tx.connection, _INTO_HEADS, heads)
+    _insert(tx.connection, _INTO_BODIES, bodies)
     if marks:
         tx.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
     return range(first, entry), touched
+
+
+def _insert(connection: sqlite3.Connection, statements: Sequence[tuple[int, str]], values: list[Any]) -> None:
+    """Write the rows whose values these are, one behind the other. In as few statements as may be: after each the
+    thread waits to get the interpreter back from the loop, and a row takes less time than that."""
+    at = 0
+    for size, statement in statements:
+        while at + size <= len(values):
+            connection.execute(statement, values[at : at + size])
+            at += size
 
 
 def _follows(message: JournalEntry, state: RunState, free: bool) -> bool:

@@ -5,35 +5,23 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
-from storage.blocks import blocks, write_blocks
 from storage.records import ItemRow, RunRow, RunSummary, StoredItem, StoredRun
 from storage.transaction import Transaction, lane_number, run_number
 
 T = TypeVar("T")
-
-_RUNS: Final = blocks(
-    "UPDATE runs SET finished = new.column2, last_entry = new.column3, version = new.column4, "
-    "position = new.column5, chain = new.column6, view = new.column7, head = new.column8 "
-    "FROM (VALUES {}) AS new WHERE run_no = new.column1",
-    8,
-    # More of them at once, held whole before the first is written, cost more than they spare.
-    most=64,
-)
-_ITEMS: Final = blocks(
-    "INSERT INTO items VALUES {} ON CONFLICT DO UPDATE SET live = excluded.live, body = excluded.body", 5
-)
 
 
 def write(
     tx: Transaction, lane_no: int, rows: Sequence[RunRow], touched: Iterable[str], items: Sequence[ItemRow]
 ) -> None:
     """Write the given runs whole, move on the rows of runs the journal touched, and write the items."""
-    named = {row.run: row for row in rows}
-    whole: list[Any] = []
-    for row in named.values():
+    named = set()
+    whole = []
+    for row in rows:
         state = tx.run(lane_no, row.run)
+        named.add(row.run)
         if row.family != state.family or row.parent != state.parent:
             # By itself: a column of an index that is named in an UPDATE is taken out and put in again.
             tx.connection.execute(
@@ -41,17 +29,23 @@ def write(
                 (row.family, row.parent, state.run_no),
             )
             state.family, state.parent = row.family, row.parent
-        whole += (
-            state.run_no,
-            row.finished,
-            state.last_entry,
-            state.version,
-            state.position,
-            state.chain,
-            row.view,
-            row.head,
+        whole.append(
+            (
+                row.finished,
+                state.last_entry,
+                state.version,
+                state.position,
+                state.chain,
+                row.view,
+                row.head,
+                state.run_no,
+            )
         )
-    write_blocks(tx.connection, _RUNS, whole)
+    tx.connection.executemany(
+        "UPDATE runs SET finished = ?, last_entry = ?, version = ?, position = ?, chain = ?, view = ?, head = ? "
+        "WHERE run_no = ?",
+        whole,
+    )
     for run in touched:
         if run not in named:
             state = tx.run(lane_no, run)
@@ -148,10 +142,11 @@ def _write_items(tx: Transaction, lane_no: int, items: Sequence[ItemRow]) -> Non
                 [(tx.run(lane_no, row.run).run_no, row.kind, row.key) for row in some],
             )
         else:
-            values: list[Any] = []
-            for row in some:
-                values += (tx.run(lane_no, row.run).run_no, row.kind, row.key, row.live, row.body)
-            write_blocks(tx.connection, _ITEMS, values)
+            tx.connection.executemany(
+                "INSERT INTO items VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "live = excluded.live, body = excluded.body",
+                [(tx.run(lane_no, row.run).run_no, row.kind, row.key, row.live, row.body) for row in some],
+            )
 
 
 def _items(connection: sqlite3.Connection, run_no: int, live_only: bool) -> list[StoredItem]:
