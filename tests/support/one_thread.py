@@ -63,6 +63,19 @@ class _Inline:
     def __init__(self, raw: sqlite3.Connection, turns: random.Random) -> None:
         self._conn = raw
         self._turns = turns
+        self._tx = self
+        """What is posted comes here as well."""
+
+    def put_nowait(self, asked: tuple[None, Callable[[], None]]) -> None:
+        """Do it some turns from now; it answers by itself."""
+        self._in_turn(int(self._turns.random() * _MOST_TURNS), asked[1])
+
+    def _in_turn(self, turns: int, work: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        if turns:
+            loop.call_soon(self._in_turn, turns - 1, work)
+        else:
+            loop.call_soon(work)
 
     def __await__(self) -> Generator[Any, None, _Inline]:
         """It is connected from the beginning."""
