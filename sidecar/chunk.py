@@ -37,7 +37,7 @@ def is_large(delivery: Delivery) -> bool:
     return len(delivery.payload) >= _LARGE
 
 
-async def nothing_more() -> Sequence[Delivery]:
+async def no_more() -> Sequence[Delivery]:
     """For a reader that has handed over all it has."""
     return ()
 
@@ -49,7 +49,15 @@ class Numbered(msgspec.Struct):
     seq: Number | None = None
 
 
-NUMBERED: Final = msgspec.json.Decoder(Numbered)
+_NUMBERED: Final = msgspec.json.Decoder(Numbered)
+
+
+def numbered(payload: bytes) -> Numbered | None:
+    """That of this payload; None if it cannot be told."""
+    try:
+        return _NUMBERED.decode(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 class Incoming:

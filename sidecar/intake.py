@@ -25,17 +25,7 @@ from protocol.detectors import all_hinted
 from protocol.errors import ProtocolError
 from protocol.events import Event, SettingsApplied, identity, type_of
 from sidecar import tracing
-from sidecar.chunk import (
-    NUMBERED,
-    Chunk,
-    Flight,
-    Incoming,
-    Key,
-    again_key,
-    is_large,
-    names_item,
-    nothing_more,
-)
+from sidecar.chunk import Chunk, Flight, Incoming, Key, again_key, is_large, names_item, no_more, numbered
 from sidecar.core import fold as core
 from sidecar.core.state import Lane
 from sidecar.desk import Desk
@@ -81,7 +71,7 @@ class Intake:
     async def take(
         self,
         deliveries: Sequence[Delivery],
-        more: Callable[[], Awaitable[Sequence[Delivery]]] = nothing_more,
+        more: Callable[[], Awaitable[Sequence[Delivery]]] = no_more,
     ) -> None:
         """Fold and commit; raises ``StorageError`` with nothing of the failed part kept in memory.
 
@@ -366,11 +356,10 @@ class Intake:
         ledger = self._desk.runs.ledgers.get(item.run) if item.run is not None else None
         if ledger is None or item.run is None or code == "not_authorized":
             return
-        try:
-            numbered = NUMBERED.decode(item.delivery.payload)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        told = numbered(item.delivery.payload)
+        if told is None:
             return
-        core.note_rejected(ledger, code, channel=item.channel, session=numbered.session, seq=numbered.seq)
+        core.note_rejected(ledger, code, channel=item.channel, session=told.session, seq=told.seq)
         chunk.touched.add(item.run)
 
     def _reject(self, item: Incoming, problem: ProtocolError | None, chunk: Chunk) -> None:
