@@ -390,11 +390,11 @@ def decode_ask(verb: Verb, payload: bytes, *, max_bytes: int | None = None) -> A
 def decode_state(payload: bytes) -> RunState | RunStateReference:
     """Decode a run's message of the state stream, whole or as a reference to an object.
 
-    Raises ProtocolError as ``decode_struct`` does, and ``unsupported_version`` for a newer one.
+    Raises ProtocolError as ``decode_struct`` does, ``unsupported_version`` for a newer one, and ``must_understand``.
     """
     head = decode_struct(payload, StateHead)
     if head.v > 1:
         raise ProtocolError("unsupported_version", f"state version {head.v}, known is 1")
-    if head.blob is not UNSET:
-        return decode_struct(payload, RunStateReference)
-    return decode_struct(payload, RunState)
+    kind: type[RunState | RunStateReference] = RunState if head.blob is UNSET else RunStateReference
+    _check_understood(head.must_understand, frozenset(kind.__struct_encode_fields__), None)
+    return decode_struct(payload, kind)

@@ -131,3 +131,4 @@ class StateHead(Struct, frozen=True, kw_only=True):
     type: str
     epoch: Count
     blob: Blob | UnsetType = UNSET
+    must_understand: tuple[str, ...] = ()

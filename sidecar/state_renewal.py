@@ -165,9 +165,10 @@ class StateRenewal:
             stream_seq=state.cursor.stream_seq,
             ledger_version=state.ledger_version,
         )
-        message = msgspec.structs.replace(
-            reference, epoch=state.epoch, since=since if _said(state) != base.says else UNSET
-        )
+        message = msgspec.structs.replace(reference, epoch=state.epoch)
+        if _said(state) != base.says:
+            # Without it a reader would go on from an older checkpoint.
+            message = msgspec.structs.replace(message, since=since, must_understand=("blob", "since"))
         return OutboxRow(
             stream="state",
             subject=subjects.state(self._desk.tenant, self._desk.lane, run),

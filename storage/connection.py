@@ -90,8 +90,10 @@ class Connection:
             except sqlite3.Error as error:
                 told = translate(error, self._path)
                 told.__cause__ = error
+                self.damaged = self.damaged or isinstance(told, StorageCorrupt)
                 loop.call_soon_threadsafe(then, None, told)
             except BaseException as error:
+                self.damaged = self.damaged or isinstance(error, StorageCorrupt)
                 loop.call_soon_threadsafe(then, None, error)
                 # The driver's thread notes it and lives on.
                 raise

@@ -516,6 +516,14 @@ class TestOtherMessages:
         with pytest.raises(ProtocolError, match="unsupported_version"):
             decode_state(raw({"v": 2, "type": "run.state", "epoch": 1}))
 
+    @pytest.mark.parametrize(
+        "more", [{}, {"blob": {"name": "n", "digest": "d", "bytes": 1, "encoding": "gzip"}}]
+    )
+    def test_a_state_that_says_what_we_do_not_know_is_refused(self, more: Any) -> None:
+        told = {"v": 1, "type": "run.state", "epoch": 1, "must_understand": ["until"], **more}
+        with pytest.raises(ProtocolError, match="must_understand"):
+            decode_state(raw(told))
+
     def test_unset_fields_are_left_out_and_empty_ones_are_not(self) -> None:
         record = LaneEpoch(epoch=1, owner="o", at=datetime(2026, 1, 1, tzinfo=UTC))
         assert encode(record) == (
