@@ -166,7 +166,8 @@ def _set_up_writer(connection: sqlite3.Connection, max_bytes: int | None, busy_t
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     connection.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_BYTES // page}")
     connection.execute("PRAGMA cache_size=-16384")
-    connection.execute("PRAGMA secure_delete=FAST")
+    # With FAST a freed page keeps what stood on it until it is used again: what left in messages, above all.
+    connection.execute("PRAGMA secure_delete=ON")
     if max_bytes is not None:
         connection.execute(f"PRAGMA max_page_count={max_bytes // page}")
 

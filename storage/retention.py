@@ -15,25 +15,20 @@ def forget(tx: Transaction, lane_no: int, row: TombstoneRow) -> None:
     """Delete the run's bodies, items, attempts, checkpoints, receipts, packet and search rows under its
     tombstone, and empty its head and view. Forgetting again replaces the tombstone.
 
-    Freed pages are overwritten. Messages of the run still in the outbox stay. Raises StorageConflict for a
-    run never stored.
+    Messages of the run still in the outbox stay. Raises StorageConflict for a run never stored.
     """
     state = tx.known_run(lane_no, row.run)
     connection = tx.connection
-    connection.execute("PRAGMA secure_delete=ON")
-    try:
-        connection.execute(
-            "INSERT INTO tombstones VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "forgotten_at = excluded.forgotten_at, body = excluded.body",
-            (state.run_no, row.forgotten_at, row.body),
-        )
-        journal.forget_bodies(tx, state.last_entry)
-        for table in _CLEARED:
-            connection.execute(f"DELETE FROM {table} WHERE run_no = ?", (state.run_no,))
-        search.forget(tx, state.run_no)
-        connection.execute("UPDATE runs SET head = x'', view = x'' WHERE run_no = ?", (state.run_no,))
-    finally:
-        connection.execute("PRAGMA secure_delete=FAST")
+    connection.execute(
+        "INSERT INTO tombstones VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "forgotten_at = excluded.forgotten_at, body = excluded.body",
+        (state.run_no, row.forgotten_at, row.body),
+    )
+    journal.forget_bodies(tx, state.last_entry)
+    for table in _CLEARED:
+        connection.execute(f"DELETE FROM {table} WHERE run_no = ?", (state.run_no,))
+    search.forget(tx, state.run_no)
+    connection.execute("UPDATE runs SET head = x'', view = x'' WHERE run_no = ?", (state.run_no,))
 
 
 def rebase(tx: Transaction, lane_no: int, row: Rebase) -> None:

@@ -62,14 +62,10 @@ _MERGE_PAGES: Final = 400
 def merge(tx: Transaction, *, first: bool) -> bool:
     """One bounded step towards an index without words of rows that are gone; False once it is there."""
     connection = tx.connection
-    connection.execute("PRAGMA secure_delete=ON")
-    try:
-        before = connection.total_changes
-        pages = -_MERGE_PAGES if first else _MERGE_PAGES
-        connection.execute("INSERT INTO search (search, rank) VALUES ('merge', ?)", (pages,))
-        return connection.total_changes - before >= 2
-    finally:
-        connection.execute("PRAGMA secure_delete=FAST")
+    before = connection.total_changes
+    pages = -_MERGE_PAGES if first else _MERGE_PAGES
+    connection.execute("INSERT INTO search (search, rank) VALUES ('merge', ?)", (pages,))
+    return connection.total_changes - before >= 2
 
 
 def add(tx: Transaction, lane_no: int, rows: Sequence[SearchRow]) -> None:
