@@ -14,7 +14,10 @@ import nats
 import pytest
 from nats.js.errors import ObjectDeletedError, ObjectNotFoundError
 
+from protocol.codec import encode
+from protocol.state import Blob, RunStateReference
 from sidecar import relay, state_renewal
+from storage.records import OutboxRow
 from support.bench import LANE, TENANT, Bench, bench, event, settled, started
 from tests.support.blackbox import Box, Json, blackbox, eventually
 from tests.support.blackbox import event as told
@@ -236,6 +239,42 @@ async def test_an_object_that_comes_too_late_is_let_go(tmp_path: Path) -> None:
 
         await eventually(ended, "the end's state alone")
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("remembered", [True, False], ids=["soon", "after the broker forgot the ids"])
+async def test_what_goes_out_again_after_a_kill_costs_the_newest_message_no_object(
+    tmp_path: Path, remembered: bool
+) -> None:
+    """Both rows were sent and stand in the outbox still: the first one's message takes the second one's place."""
+    subject = f"wk.v1.state.{TENANT}.{LANE}.r"
+
+    def row(name: str) -> OutboxRow:
+        blob = Blob(name=name, digest="sha256:" + "0" * 64, bytes=1, encoding="gzip")
+        reference = RunStateReference(
+            epoch=1, ledger_version=5, ledger_digest="sha256:" + "1" * 64, blob=blob
+        )
+        return OutboxRow(stream="state", subject=subject, msg_id=f"m-{name}", payload=encode(reference))
+
+    class Remembering(Bucket):
+        async def publish(self, stream: str, subject: str, payload: bytes, msg_id: str, *_: Any) -> None:
+            if not remembered:
+                await super().publish(stream, subject, payload)
+
+    place: Any = Remembering()
+    rows = [row("one"), row("two")]
+    place.kept, place.last = {"two": b"2"}, {subject: rows[1].payload}
+    async with bench(tmp_path, blobs=place) as made, anyio.create_task_group() as tasks:
+        async with made.desk.changing():
+            await made.desk.commit(outbox=rows)
+        tasks.start_soon(relay.Relay(made.desk, place, place, made.states.apart).run)
+
+        async def sent() -> bool:
+            return not await made.store.outbox_count(TENANT, LANE)
+
+        await eventually(sent, "an empty outbox")
+        tasks.cancel_scope.cancel()
+    assert place.last == {subject: rows[1].payload}
+    assert place.kept == {"two": b"2"}
 
 
 async def _compacted(made: Bench, number: int) -> None:
