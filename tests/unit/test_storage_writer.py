@@ -39,7 +39,6 @@ from support.storage_rows import (
     unit,
 )
 
-
 pytestmark = pytest.mark.anyio
 
 
@@ -388,20 +387,19 @@ async def test_closing_waits_for_a_writer_that_was_cancelled_with_work_under_way
     store = await Store.open(tmp_path)
     answers: list[bool] = []
     with anyio.fail_after(30):
-        async with anyio.create_task_group() as outer:
-            async with anyio.create_task_group() as writing:
-                await writing.start(store.run_writer)
-                # More than the log may hold uncopied: there is something to do behind it.
-                job = store._writer.enqueue(slow, 1 << 30)
-                outer.start_soon(told, job, answers)
-                await anyio.to_thread.run_sync(began.wait)
-                writing.cancel_scope.cancel()
-                with anyio.CancelScope(shield=True):
-                    # Cancelled, and waiting for its thread.
-                    await anyio.wait_all_tasks_blocked()
-                    outer.start_soon(store.aclose)
-                    await anyio.wait_all_tasks_blocked()
-                    go_on.set()
+        async with anyio.create_task_group() as outer, anyio.create_task_group() as writing:
+            await writing.start(store.run_writer)
+            # More than the log may hold uncopied: there is something to do behind it.
+            job = store._writer.enqueue(slow, 1 << 30)
+            outer.start_soon(told, job, answers)
+            await anyio.to_thread.run_sync(began.wait)
+            writing.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                # Cancelled, and waiting for its thread.
+                await anyio.wait_all_tasks_blocked()
+                outer.start_soon(store.aclose)
+                await anyio.wait_all_tasks_blocked()
+                go_on.set()
     assert answers == [True]
     async with opened(tmp_path) as again:
         assert (await again.counts()).entries == 0
