@@ -17,6 +17,7 @@ from nats.js.errors import ObjectDeletedError, ObjectNotFoundError
 from protocol.codec import encode
 from protocol.state import Blob, RunStateReference
 from sidecar import relay, state_renewal
+from storage.errors import StorageFull
 from storage.records import OutboxRow
 from support.bench import LANE, TENANT, Bench, bench, event, settled, started
 from tests.support.blackbox import Box, Json, blackbox, eventually
@@ -238,6 +239,38 @@ async def test_an_object_that_comes_too_late_is_let_go(tmp_path: Path) -> None:
             return bool(ledger["head"].get("finished") == "succeeded")
 
         await eventually(ended, "the end's state alone")
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("renewed_at_once")
+async def test_an_object_whose_message_the_disk_refuses_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Any = Bucket()
+    async with bench(tmp_path, blobs=place) as made, anyio.create_task_group() as tasks:
+        tasks.start_soon(relay.Relay(made.desk, place, place, made.states.apart).run)
+        await made.tell("r", started(model={"name": "wide", "context_window": 1_000_000}))
+        await made.tell("r", *(item | {"id": f"x{n}"} for n, item in enumerate(decisions(60))))
+        await _compacted(made, 0)
+        await eventually(lambda: len(place.kept) == 1, "the object")
+        first = set(place.kept)
+        await _compacted(made, 1)
+        refused = anyio.Event()
+
+        async def full(**_: Any) -> None:
+            refused.set()
+            raise StorageFull("no room")
+
+        place.open, place.waiting = anyio.Event(), anyio.Event()
+        tasks.start_soon(made.states.run)
+        await eventually(lambda: place.waiting.is_set(), "another on its way")
+        with monkeypatch.context() as patch:
+            patch.setattr(made.desk, "commit", full)
+            # Tried again only after a while.
+            patch.setattr(state_renewal, "LATEST_SECONDS", 3_600.0)
+            place.open.set()
+            await refused.wait()
+            await eventually(lambda: set(place.kept) == first, "nothing but what is named")
         tasks.cancel_scope.cancel()
 
 
