@@ -167,6 +167,28 @@ async def test_a_new_owner_has_what_came_after_the_object(
         assert list(await objects(server)) == [said["blob"]["name"]]
 
 
+@pytest.mark.usefixtures("never_renewed")
+async def test_a_checkpoint_of_lost_messages_covers_no_later_ones(server: NatsServer, tmp_path: Path) -> None:
+    """The object is older than what the stream lost: positions are counted on from the object's."""
+    async with killed_after_the_second(server, tmp_path / "one") as (run, _, left):
+        state = json.loads(gzip.decompress((await objects(server))[left["blob"]["name"]]))
+        folded = state["ledger"]["head"]["position"]
+        covered = left["since"]["checkpoint"]["covers_through"]["position"]
+        assert covered > folded
+        later = [told("message", role="user", content=f"later {n}.") for n in range(covered - folded + 5)]
+        async with await nats.connect(server.url) as client:
+            js = client.jetstream()
+            await js.purge_stream("WK_IN", seq=left["since"]["stream_seq"] + 1)
+            for message_ in later:
+                await js.publish(f"wk.v1.in.{TENANT}.{LANE}.{run}.event", json.dumps(message_).encode())
+        async with blackbox(server, tmp_path / "two", QUICK) as box:
+            packet = await box.packet(run)
+            assert packet["verdict"] == "pause"
+            assert packet["checkpoint"]["version"] == 1
+            context = json.dumps((await box.ask(run, "context", format="openai")).body)
+            assert [m["content"] for m in later if m["content"] not in context] == []
+
+
 @pytest.mark.usefixtures("renewed_at_once")
 async def test_the_object_is_made_anew_behind_a_checkpoint(server: NatsServer, tmp_path: Path) -> None:
     async with blackbox(server, tmp_path / "one", QUICK) as box:
