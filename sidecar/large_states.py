@@ -12,22 +12,18 @@ from typing import Final
 
 import anyio.to_thread
 import msgspec
-import structlog
 from msgspec import UNSET
 
 from protocol.codec import decode_state, digest_bytes
 from protocol.errors import ProtocolError
 from protocol.state import Blob, RunState, RunStateReference
 from sidecar.transport.blobs import Blobs
-from sidecar.transport.errors import StreamFull, Unavailable
 
 MAX_STATE_BYTES: Final = 512 * 1024
 """A larger state does not go into a message (wire protocol, section 5)."""
 _ENCODING: Final = "gzip"
 _LEVEL: Final = 3
 """A third of the time of the usual one, for an object half as large again."""
-
-log = structlog.get_logger(__name__)
 
 
 async def stored_apart(blobs: Blobs, subject: str, payload: bytes, msg_id: str) -> RunStateReference:
@@ -63,17 +59,6 @@ def _packed(payload: bytes) -> tuple[_Named, bytes]:
     except msgspec.DecodeError as error:
         raise ProtocolError("malformed", f"no state: {error}") from error
     return state, gzip.compress(payload, _LEVEL, mtime=0)
-
-
-async def superseded(blobs: Blobs, former: bytes | None, now: bytes) -> None:
-    """Delete the object of a reference that another message took the place of. What stays costs space only."""
-    old, new = _object_of(former), _object_of(now)
-    if old is None or (new is not None and new.name == old.name):
-        return
-    try:
-        await blobs.delete(old.name)
-    except (Unavailable, StreamFull) as error:
-        log.warning("object of an old state stays", object=old.name, error=str(error))
 
 
 async def newest_state(blobs: Blobs, payload: bytes) -> RunState:
@@ -126,11 +111,12 @@ async def whole_state(blobs: Blobs, payload: bytes) -> RunState:
     return state
 
 
-def _object_of(payload: bytes | None) -> Blob | None:
+def object_named(payload: bytes | None) -> str | None:
+    """The object that a message of the state stream refers to; None where it refers to none."""
     if payload is None or len(payload) > MAX_STATE_BYTES:
         return None
     try:
         state = decode_state(payload)
     except ProtocolError:
         return None
-    return state.blob if isinstance(state, RunStateReference) else None
+    return state.blob.name if isinstance(state, RunStateReference) else None

@@ -21,9 +21,9 @@ from sidecar.core.ledger_form import ledger_digest
 from sidecar.core.tail import Tail
 from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clearing
 from sidecar.desk import Desk
-from sidecar.large_states import newest_state
+from sidecar.large_states import newest_state, whole_state
 from sidecar.packets import Packets, StoredBody, adopted_packet
-from sidecar.ranges import Reading, tail_items
+from sidecar.ranges import Reading, range_digest, tail_items
 from sidecar.retention import adopt_tombstone
 from sidecar.states import FOLD_VERSION
 from sidecar.transport.blobs import Blobs
@@ -47,6 +47,10 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
             continue
         try:
             state = await newest_state(blobs, found[1])
+            if not await _covers_ours(desk, run, state.checkpoint):
+                # Said on an older object, whose ledger the run goes on from; the stream lost what lies between.
+                log.error("a checkpoint covers messages that are lost: the one before it stands", run=run)
+                state = await whole_state(blobs, found[1])
         except ProtocolError as error:
             log.error("state of a run cannot be read", run=run, error=str(error))
             continue
@@ -55,6 +59,21 @@ async def adopt_states(desk: Desk, link: Link, publisher: LanePublisher, packets
             continue
         adopted += await _adopt(desk, run, state, packets)
     return adopted
+
+
+async def _covers_ours(desk: Desk, run: str, checkpoint: StateCheckpoint | None) -> bool:
+    """Whether the messages a checkpoint covers are those we have under their positions, as far as can be told."""
+    if checkpoint is None:
+        return True
+    through = checkpoint.covers_through.position
+    digest = await range_digest(desk, run, through)
+    if digest is not None:
+        return digest == checkpoint.range_digest
+    async with desk.lock:
+        await desk.runs.load([run])
+        hot = desk.runs.hot.get(run)
+        # Of what came before the run's ledger was taken over, the journal has nothing.
+        return hot is None or through <= hot.ledger.head.position
 
 
 async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bool:

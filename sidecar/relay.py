@@ -16,7 +16,7 @@ from protocol.errors import ProtocolError
 from protocol.state import RunStateReference
 from sidecar import tracing
 from sidecar.desk import Desk
-from sidecar.large_states import MAX_STATE_BYTES, stored_apart, superseded
+from sidecar.large_states import MAX_STATE_BYTES, object_named, stored_apart
 from sidecar.transport.blobs import Blobs
 from sidecar.transport.errors import StreamFull, TooLarge, Unavailable
 from sidecar.transport.publisher import LanePublisher
@@ -55,6 +55,8 @@ class Relay:
         self._sent: list[int] = []
         """Rows the broker has and the store still lists."""
         self._removed_at = 0.0
+        self._replaced: dict[str, str] = {}
+        """Objects that a state sent since named, or took the place of, and the subject of each."""
 
     async def run(self) -> None:
         last = 0
@@ -70,6 +72,8 @@ class Relay:
                     self._desk.left(row.msg_id)
                     self._sent.append(row.id)
                     last = row.id
+                if len(rows) < _BATCH:
+                    await self._let_go()
                 if not rows or self._desk.mono() - self._removed_at >= _REMOVE_SECONDS:
                     await self._remove()
                 if len(rows) < _BATCH:
@@ -121,7 +125,7 @@ class Relay:
             await anyio.sleep(_PAUSE_SECONDS)
 
     async def _send_state(self, subject: str, payload: bytes, msg_id: str) -> None:
-        """One state; what is too large for a message is kept apart first, and what it replaces goes last."""
+        """One state; what is too large for a message is kept apart first. What it replaces goes last."""
         limit = min(MAX_STATE_BYTES, self._desk.message_room)
         if self._blobs is None:
             if len(payload) > limit:
@@ -135,7 +139,25 @@ class Relay:
         await self._publisher.publish("state", subject, payload, msg_id)
         if reference is not None:
             self._apart(msg_id, reference)
-        await superseded(self._blobs, None if former is None else former[1], payload)
+        names = {object_named(None if former is None else former[1]), object_named(payload)}
+        if len(names) > 1 or reference is not None:
+            self._replaced.update((name, subject) for name in names if name is not None)
+
+    async def _let_go(self) -> None:
+        """Delete the objects that no state names any more, once everything there was is sent. What stays costs space
+        only.
+
+        Not at once: a row may go out a second time, after a kill, and one behind it, not its own, stands already.
+        """
+        replaced, self._replaced = self._replaced, {}
+        for name, subject in replaced.items():
+            assert self._blobs is not None
+            try:
+                newest = await self._publisher.get_last(subject)
+                if object_named(None if newest is None else newest[1]) != name:
+                    await self._blobs.delete(name)
+            except (Unavailable, StreamFull) as error:
+                log.warning("object of an old state stays", object=name, error=str(error))
 
     async def drained(self, seconds: float) -> bool:
         """Whether the outbox became empty within ``seconds``."""

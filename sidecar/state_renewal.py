@@ -27,7 +27,7 @@ from sidecar.runs import HotRun
 from sidecar.states import filled, standing, state_id, state_row
 from sidecar.transport.blobs import Blobs
 from sidecar.transport.errors import TransportError
-from storage.errors import StorageError
+from storage.errors import StorageBusy, StorageError, StorageFull
 from storage.records import OutboxRow
 
 SOONEST_SECONDS: Final = 1.0
@@ -36,6 +36,7 @@ LATEST_SECONDS: Final = 60.0
 _SHARE: Final = 20
 """Of the time between two objects of a run, at most one part in so many is spent on making them."""
 _REMEMBERED: Final = 2_000
+_LET_GO_SECONDS: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -196,16 +197,23 @@ class StateRenewal:
         self._made += 1
         name = derived_id("st", desk.tenant, desk.lane, run, desk.voice.epoch, "anew", self._made)
         reference = await stored_apart(blobs, subject, made, name)
-        async with desk.changing():
-            # A whole state that was said meanwhile stands behind this one and is newer.
-            found = await self._now(run) if self._bases.get(run) is former else None
-            if found is not None:
-                base = _Base(reference, _said(state))
-                row = self._on(run, base, found[0])
-                await desk.commit(outbox=[row])
-                self._stands(run, base)
-                return
-        await blobs.delete(reference.blob.name)
+        named = False
+        try:
+            async with desk.changing():
+                # A whole state that was said meanwhile stands behind this one and is newer.
+                found = await self._now(run) if self._bases.get(run) is former else None
+                if found is not None:
+                    base = _Base(reference, _said(state))
+                    row, named = self._on(run, base, found[0]), True
+                    await desk.commit(outbox=[row])
+                    self._stands(run, base)
+        except (StorageFull, StorageBusy):
+            # Of any other refusal it cannot be told whether the row is on disk.
+            named = False
+            raise
+        finally:
+            if not named:
+                await _let_go(blobs, reference.blob.name)
 
     async def _now(self, run: str) -> tuple[RunState, Ledger] | None:
         """How the run stands, and a copy of its ledger; None where it is gone. Hold the lock."""
@@ -218,6 +226,15 @@ class StateRenewal:
         checkpoint = await self._packets.checkpoint(run)
         packet = await self._packets.shortening(run)
         return standing(desk, hot, checkpoint, packet), hot.ledger.snapshot(bare=True)
+
+
+async def _let_go(blobs: Blobs, name: str) -> None:
+    """Delete an object that no message will name, also where the lane is given up meanwhile."""
+    try:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_LET_GO_SECONDS):
+            await blobs.delete(name)
+    except TransportError as error:
+        log.warning("object that no state names stays", object=name, error=str(error))
 
 
 def _said(state: RunState) -> _Said:

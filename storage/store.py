@@ -87,6 +87,7 @@ class Store:
         writer: Writer,
         readers: list[Connection],
         closing: AsyncExitStack,
+        opened: list[Connection],
     ) -> None:
         self.info = info
         self._held = held
@@ -95,6 +96,8 @@ class Store:
         self._readers = readers
         self._free = anyio.Semaphore(len(readers))
         self._closing = closing
+        self._opened = opened
+        """Those that are asked at the end whether they met damage."""
         self._closed = False
 
     @classmethod
@@ -140,7 +143,7 @@ class Store:
             opened += [writing, *readers]
             compaction = segments.Compaction(identity, seal_keys=seal_keys)
             writer = Writer(writing, path, identity, compaction, on_beat)
-            return cls(held, info, identity, writer, readers, stack.pop_all())
+            return cls(held, info, identity, writer, readers, stack.pop_all(), opened)
         raise AssertionError("an exit stack swallows nothing")
 
     @classmethod
@@ -167,7 +170,7 @@ class Store:
             identity = Identity()
             writer = Writer(readers[0], path, identity, segments.Compaction(identity), lambda: None)
             await writer.stop()
-            return cls(None, info, identity, writer, readers, stack.pop_all())
+            return cls(None, info, identity, writer, readers, stack.pop_all(), [])
         raise AssertionError("an exit stack swallows nothing")
 
     async def run_writer(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -190,10 +193,10 @@ class Store:
         path = Path(self.info.path)
         # One of its own: the others would be one short for seconds.
         reader = await open_reader(path, busy_timeout_ms=5000)
+        self._opened.append(reader)
         try:
             await reader.run(schema.read_through, path)
         except StorageCorrupt:
-            self._readers[0].damaged = True
             raise
         except StorageError:
             # What the disk refuses here it refuses the writer too, who is heard.

@@ -85,6 +85,8 @@ class Writer:
         self._queue: deque[Job[Any]] = deque()
         self._stopping = False
         self._ended = anyio.Event()
+        self._begun = False
+        """``run`` was called; until ``_ended`` there may be something on the thread, whatever else."""
         self._running = False
         self._busy = False
         """Something is on the connection's thread; its end begins the next."""
@@ -125,7 +127,7 @@ class Writer:
         Stopped: everything queued is committed first. Cancelled: the group under way is, the rest is answered
         StorageClosed.
         """
-        self._running = True
+        self._begun = self._running = True
         task_status.started()
         try:
             if self._queue:
@@ -153,7 +155,7 @@ class Writer:
         """Take nothing new, wait until the queue is committed. Idempotent."""
         self._stopping = True
         self._rested.set()
-        if self._running:
+        if self._begun:
             await self._ended.wait()
         for job in self._queue:
             self._answer(job, error=StorageClosed("the writer never ran"))
@@ -176,7 +178,7 @@ class Writer:
     def _go_on(self) -> None:
         """The thread has nothing to do: what the log and the identities are due, then the next group."""
         self._busy = False
-        if self._failed is None and (upkeep := self._upkeep()) is not None:
+        if self._running and (upkeep := self._upkeep()) is not None:
             self._busy = True
             self._connection.post(upkeep, self._kept)
         elif self._queue and self._running:

@@ -14,7 +14,11 @@ import nats
 import pytest
 from nats.js.errors import ObjectDeletedError, ObjectNotFoundError
 
+from protocol.codec import encode
+from protocol.state import Blob, RunStateReference
 from sidecar import relay, state_renewal
+from storage.errors import StorageFull
+from storage.records import OutboxRow
 from support.bench import LANE, TENANT, Bench, bench, event, settled, started
 from tests.support.blackbox import Box, Json, blackbox, eventually
 from tests.support.blackbox import event as told
@@ -163,6 +167,28 @@ async def test_a_new_owner_has_what_came_after_the_object(
         assert list(await objects(server)) == [said["blob"]["name"]]
 
 
+@pytest.mark.usefixtures("never_renewed")
+async def test_a_checkpoint_of_lost_messages_covers_no_later_ones(server: NatsServer, tmp_path: Path) -> None:
+    """The object is older than what the stream lost: positions are counted on from the object's."""
+    async with killed_after_the_second(server, tmp_path / "one") as (run, _, left):
+        state = json.loads(gzip.decompress((await objects(server))[left["blob"]["name"]]))
+        folded = state["ledger"]["head"]["position"]
+        covered = left["since"]["checkpoint"]["covers_through"]["position"]
+        assert covered > folded
+        later = [told("message", role="user", content=f"later {n}.") for n in range(covered - folded + 5)]
+        async with await nats.connect(server.url) as client:
+            js = client.jetstream()
+            await js.purge_stream("WK_IN", seq=left["since"]["stream_seq"] + 1)
+            for message_ in later:
+                await js.publish(f"wk.v1.in.{TENANT}.{LANE}.{run}.event", json.dumps(message_).encode())
+        async with blackbox(server, tmp_path / "two", QUICK) as box:
+            packet = await box.packet(run)
+            assert packet["verdict"] == "pause"
+            assert packet["checkpoint"]["version"] == 1
+            context = json.dumps((await box.ask(run, "context", format="openai")).body)
+            assert [m["content"] for m in later if m["content"] not in context] == []
+
+
 @pytest.mark.usefixtures("renewed_at_once")
 async def test_the_object_is_made_anew_behind_a_checkpoint(server: NatsServer, tmp_path: Path) -> None:
     async with blackbox(server, tmp_path / "one", QUICK) as box:
@@ -236,6 +262,74 @@ async def test_an_object_that_comes_too_late_is_let_go(tmp_path: Path) -> None:
 
         await eventually(ended, "the end's state alone")
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("renewed_at_once")
+async def test_an_object_whose_message_the_disk_refuses_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Any = Bucket()
+    async with bench(tmp_path, blobs=place) as made, anyio.create_task_group() as tasks:
+        tasks.start_soon(relay.Relay(made.desk, place, place, made.states.apart).run)
+        await made.tell("r", started(model={"name": "wide", "context_window": 1_000_000}))
+        await made.tell("r", *(item | {"id": f"x{n}"} for n, item in enumerate(decisions(60))))
+        await _compacted(made, 0)
+        await eventually(lambda: len(place.kept) == 1, "the object")
+        first = set(place.kept)
+        await _compacted(made, 1)
+        refused = anyio.Event()
+
+        async def full(**_: Any) -> None:
+            refused.set()
+            raise StorageFull("no room")
+
+        place.open, place.waiting = anyio.Event(), anyio.Event()
+        tasks.start_soon(made.states.run)
+        await eventually(lambda: place.waiting.is_set(), "another on its way")
+        with monkeypatch.context() as patch:
+            patch.setattr(made.desk, "commit", full)
+            # Tried again only after a while.
+            patch.setattr(state_renewal, "LATEST_SECONDS", 3_600.0)
+            place.open.set()
+            await refused.wait()
+            await eventually(lambda: set(place.kept) == first, "nothing but what is named")
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("remembered", [True, False], ids=["soon", "after the broker forgot the ids"])
+async def test_what_goes_out_again_after_a_kill_costs_the_newest_message_no_object(
+    tmp_path: Path, remembered: bool
+) -> None:
+    """Both rows were sent and stand in the outbox still: the first one's message takes the second one's place."""
+    subject = f"wk.v1.state.{TENANT}.{LANE}.r"
+
+    def row(name: str) -> OutboxRow:
+        blob = Blob(name=name, digest="sha256:" + "0" * 64, bytes=1, encoding="gzip")
+        reference = RunStateReference(
+            epoch=1, ledger_version=5, ledger_digest="sha256:" + "1" * 64, blob=blob
+        )
+        return OutboxRow(stream="state", subject=subject, msg_id=f"m-{name}", payload=encode(reference))
+
+    class Remembering(Bucket):
+        async def publish(self, stream: str, subject: str, payload: bytes, msg_id: str, *_: Any) -> None:
+            if not remembered:
+                await super().publish(stream, subject, payload)
+
+    place: Any = Remembering()
+    rows = [row("one"), row("two")]
+    place.kept, place.last = {"two": b"2"}, {subject: rows[1].payload}
+    async with bench(tmp_path, blobs=place) as made, anyio.create_task_group() as tasks:
+        async with made.desk.changing():
+            await made.desk.commit(outbox=rows)
+        tasks.start_soon(relay.Relay(made.desk, place, place, made.states.apart).run)
+
+        async def sent() -> bool:
+            return not await made.store.outbox_count(TENANT, LANE)
+
+        await eventually(sent, "an empty outbox")
+        tasks.cancel_scope.cancel()
+    assert place.last == {subject: rows[1].payload}
+    assert place.kept == {"two": b"2"}
 
 
 async def _compacted(made: Bench, number: int) -> None:

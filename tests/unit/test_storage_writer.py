@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from storage import (
@@ -22,6 +24,7 @@ from storage import (
     TombstoneRow,
     transaction,
 )
+from storage.writer import Job
 from support.storage_rows import (
     LANE,
     TENANT,
@@ -368,3 +371,35 @@ async def test_a_cancelled_close_closes(tmp_path: Path) -> None:
             await commit(store, meta={"a": b"1"})
             await cancel_after(turns, store.aclose())
             await store.aclose()
+
+
+async def test_closing_waits_for_a_writer_that_was_cancelled_with_work_under_way(tmp_path: Path) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(tx: transaction.Transaction) -> None:
+        began.set()
+        assert go_on.wait(30)
+
+    async def told(job: Job[None], answers: list[bool]) -> None:
+        await job.outcome()
+        answers.append(True)
+
+    store = await Store.open(tmp_path)
+    answers: list[bool] = []
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as outer, anyio.create_task_group() as writing:
+            await writing.start(store.run_writer)
+            # More than the log may hold uncopied: there is something to do behind it.
+            job = store._writer.enqueue(slow, 1 << 30)
+            outer.start_soon(told, job, answers)
+            await anyio.to_thread.run_sync(began.wait)
+            writing.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                # Cancelled, and waiting for its thread.
+                await anyio.wait_all_tasks_blocked()
+                outer.start_soon(store.aclose)
+                await anyio.wait_all_tasks_blocked()
+                go_on.set()
+    assert answers == [True]
+    async with opened(tmp_path) as again:
+        assert (await again.counts()).entries == 0
