@@ -112,7 +112,10 @@ class Since(Struct, frozen=True, kw_only=True):
 
 
 class RunStateReference(Struct, frozen=True, kw_only=True):
-    """Stands in the state stream for a ``RunState`` too large for a message, and what was committed since."""
+    """Stands in the state stream for a ``RunState`` too large for a message, and what was committed since.
+
+    ``cursor`` is that state's, so that nobody has to fetch the object to see how far it goes.
+    """
 
     v: int = 1
     type: Literal["run.state"] = "run.state"
@@ -120,6 +123,7 @@ class RunStateReference(Struct, frozen=True, kw_only=True):
     ledger_version: Count
     ledger_digest: str
     blob: Blob
+    cursor: Cursor | UnsetType = UNSET
     since: Since | UnsetType = UNSET
     must_understand: tuple[str, ...] = ("blob",)
 

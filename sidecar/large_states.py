@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from protocol.codec import decode_state, digest_bytes
 from protocol.errors import ProtocolError
-from protocol.state import Blob, RunState, RunStateReference
+from protocol.state import Blob, Cursor, RunState, RunStateReference, Since
 from sidecar.transport.blobs import Blobs
 
 MAX_STATE_BYTES: Final = 512 * 1024
@@ -39,6 +39,7 @@ async def stored_apart(blobs: Blobs, subject: str, payload: bytes, msg_id: str) 
         ledger_version=state.ledger_version,
         ledger_digest=state.ledger_digest,
         blob=Blob(name=name, digest=digest_bytes(packed), bytes=len(packed), encoding=_ENCODING),
+        cursor=state.cursor,
     )
 
 
@@ -48,6 +49,7 @@ class _Named(msgspec.Struct):
     epoch: int
     ledger_version: int
     ledger_digest: str
+    cursor: Cursor
 
 
 _NAMED: Final = msgspec.json.Decoder(_Named)
@@ -74,10 +76,24 @@ async def newest_state(blobs: Blobs, payload: bytes) -> RunState:
         checkpoint=since.checkpoint,
         trimmed_through=since.trimmed_through,
         packet=since.packet,
-        cursor=msgspec.structs.replace(
-            state.cursor, stream_seq=max(state.cursor.stream_seq, since.stream_seq)
-        ),
+        cursor=_moved(state.cursor, since),
     )
+
+
+async def cursor_told(blobs: Blobs, payload: bytes) -> Cursor:
+    """How far a message of the state stream goes, its object fetched only where the message does not say it.
+
+    Raises as ``whole_state`` does.
+    """
+    found = decode_state(payload)
+    if isinstance(found, RunState):
+        return found.cursor
+    cursor = (await whole_state(blobs, payload)).cursor if found.cursor is UNSET else found.cursor
+    return cursor if found.since is UNSET else _moved(cursor, found.since)
+
+
+def _moved(cursor: Cursor, since: Since) -> Cursor:
+    return msgspec.structs.replace(cursor, stream_seq=max(cursor.stream_seq, since.stream_seq))
 
 
 def version_told(payload: bytes) -> int:

@@ -21,7 +21,7 @@ from sidecar.core.ledger_form import ledger_digest
 from sidecar.core.tail import Tail
 from sidecar.core.trimming import REFERENCE_TOKENS, Cleared, clearing
 from sidecar.desk import Desk
-from sidecar.large_states import newest_state, whole_state
+from sidecar.large_states import cursor_told, newest_state, whole_state
 from sidecar.packets import Packets, StoredBody, adopted_packet
 from sidecar.ranges import Reading, range_digest, tail_items
 from sidecar.retention import adopt_tombstone
@@ -91,19 +91,15 @@ async def disk_is_behind(desk: Desk, link: Link, publisher: LanePublisher) -> bo
             continue
         found = await publisher.get_last(subjects.state(desk.tenant, desk.lane, run))
         try:
-            state = None if found is None else await newest_state(blobs, found[1])
+            told = None if found is None else await cursor_told(blobs, found[1])
         except ProtocolError:
             continue
-        if (
-            state is not None
-            and state.cursor.stream_created == stream
-            and state.cursor.stream_seq > cursor.stream_seq
-        ):
+        if told is not None and told.stream_created == stream and told.stream_seq > cursor.stream_seq:
             log.error(
                 "the disk has lost commits: what the streams hold is taken up as after another owner",
                 lane=desk.lane,
                 cursor=cursor.stream_seq,
-                published=state.cursor.stream_seq,
+                published=told.stream_seq,
             )
             return True
     return False
