@@ -28,7 +28,6 @@ from sidecar.failures import explain
 from sidecar.health import Health, loop_monitor
 from sidecar.lane import LaneService
 from sidecar.large_contents import Shelf
-from sidecar.memory import collect_seldom
 from sidecar.metrics import Metrics
 from sidecar.runviews import run_views
 from sidecar.streams import Streams
@@ -225,7 +224,7 @@ async def serve(config: Config, with_embedded_nats: bool = False) -> int:
             tracer = tracer_for(os.environ, version())
             stack.callback(tracer.close)
             daemon = Daemon(config, tracer)
-            collect_seldom()
+            memory.collect_seldom()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_signals, daemon, tasks.cancel_scope)
                 await daemon.run()

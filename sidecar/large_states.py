@@ -67,10 +67,12 @@ async def newest_state(blobs: Blobs, payload: bytes) -> RunState:
     """As ``whole_state``, with what was committed since. The ledger may be older than the rest; the cursor's
     ``stream_seq`` is the rest's. Raises as that does.
     """
-    state, found = await whole_state(blobs, payload), decode_state(payload)
-    if isinstance(found, RunState) or found.since is UNSET:
+    found = decode_state(payload)
+    if isinstance(found, RunState):
+        return found
+    state, since = await _unpacked(blobs, found), found.since
+    if since is UNSET:
         return state
-    since = found.since
     return msgspec.structs.replace(
         state,
         checkpoint=since.checkpoint,
@@ -88,7 +90,7 @@ async def cursor_told(blobs: Blobs, payload: bytes) -> Cursor:
     found = decode_state(payload)
     if isinstance(found, RunState):
         return found.cursor
-    cursor = (await whole_state(blobs, payload)).cursor if found.cursor is UNSET else found.cursor
+    cursor = (await _unpacked(blobs, found)).cursor if found.cursor is UNSET else found.cursor
     return cursor if found.since is UNSET else _moved(cursor, found.since)
 
 
@@ -113,8 +115,10 @@ async def whole_state(blobs: Blobs, payload: bytes) -> RunState:
     Raises ProtocolError for what cannot be read, whose object is gone or is not the one meant; Unavailable.
     """
     found = decode_state(payload)
-    if isinstance(found, RunState):
-        return found
+    return found if isinstance(found, RunState) else await _unpacked(blobs, found)
+
+
+async def _unpacked(blobs: Blobs, found: RunStateReference) -> RunState:
     packed = await blobs.get(found.blob.name)
     if packed is None or digest_bytes(packed) != found.blob.digest or found.blob.encoding != _ENCODING:
         raise ProtocolError("malformed", f"the object {found.blob.name} is gone or another")

@@ -103,8 +103,7 @@ class StateRenewal:
 
     async def whole_of(self, run: str) -> OutboxRow | None:
         """``whole`` of a hot run as it stands in memory; hold the lock."""
-        checkpoint, packet = await self._packets.checkpoint(run), await self._packets.shortening(run)
-        return await self.whole(self._desk.runs.hot[run], checkpoint, packet)
+        return await self.whole(self._desk.runs.hot[run], *await self._committed(run))
 
     def apart(self, msg_id: str, reference: RunStateReference) -> None:
         """The broker has the object of this whole state, and the message that names it."""
@@ -223,9 +222,11 @@ class StateRenewal:
         if hot is None:
             self._forget(run)
             return None
-        checkpoint = await self._packets.checkpoint(run)
-        packet = await self._packets.shortening(run)
-        return standing(desk, hot, checkpoint, packet), hot.ledger.snapshot(bare=True)
+        return standing(desk, hot, *await self._committed(run)), hot.ledger.snapshot(bare=True)
+
+    async def _committed(self, run: str) -> tuple[StateCheckpoint | None, StatePacket | None]:
+        """The newest checkpoint of a hot run, and the newest packet that shortened its context."""
+        return await self._packets.checkpoint(run), await self._packets.shortening(run)
 
 
 async def _let_go(blobs: Blobs, name: str) -> None:

@@ -12,9 +12,9 @@ import structlog
 from msgspec import UNSET
 
 from protocol import subjects
-from protocol.codec import digest, digest_bytes, encode
+from protocol.codec import digest, encode
 from protocol.state import Cursor, RunState, StateCheckpoint, StatePacket, Tombstone
-from sidecar.core.ledger_form import ledger_canonical
+from sidecar.core.ledger_form import ledger_digest, ledger_json
 from sidecar.core.state import Ledger
 from sidecar.desk import Desk
 from sidecar.notices import derived_id
@@ -58,13 +58,14 @@ def standing(
 
 def filled(state: RunState, ledger: Ledger) -> RunState | None:
     """The state with that ledger; ``None`` when it is over ``MOST_STATE_BYTES``. CPU only, linear in the ledger."""
-    form = ledger_canonical(ledger)
+    # Not the canonical form: that writes 1.0 as 1, and rounds what no double holds.
+    form = ledger_json(ledger)
     if len(form) > MOST_STATE_BYTES:
         log.warning(
             "state too large to be kept for another owner, left out", run=ledger.head.run, bytes=len(form)
         )
         return None
-    return msgspec.structs.replace(state, ledger=msgspec.Raw(form), ledger_digest=digest_bytes(form))
+    return msgspec.structs.replace(state, ledger=msgspec.Raw(form), ledger_digest=ledger_digest(ledger))
 
 
 def state_row(

@@ -36,12 +36,12 @@ IdKey = tuple[str, Channel, str]
 
 def identity_key(tenant: str, lane: str, run: str, channel: str, event_id: str) -> int:
     """The 64-bit key of a message's identity. Two identities may share one; that costs a look, no more."""
-    text = f"{tenant}\0{lane}\0{run}\0{channel}\0{event_id}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    (key,) = identity_keys(tenant, lane, [(run, channel, event_id)])
+    return key
 
 
-def identity_keys(tenant: str, lane: str, names: Iterable[IdKey]) -> list[int]:
-    """``identity_key`` of each."""
+def identity_keys(tenant: str, lane: str, names: Iterable[tuple[str, str, str]]) -> list[int]:
+    """``identity_key`` of each (run, channel, event id)."""
     begin = f"{tenant}\0{lane}\0"
     return [
         int.from_bytes(

@@ -41,18 +41,13 @@ def ledger_json(ledger: Ledger) -> bytes:
 def ledger_digest(ledger: Ledger) -> str:
     """The digest of ``ledger_value``: ``sha256:<hex>`` over its canonical form."""
     whole, waiting = hashlib.sha256(), bytearray()
-    for piece in _canonical(ledger):
+    for piece in _pieces(canonical(ledger.head), ledger, _canonical_items):
         waiting += piece
         if len(waiting) >= _HASHED_AT_ONCE:
             whole.update(waiting)
             waiting.clear()
     whole.update(waiting)
     return f"sha256:{whole.hexdigest()}"
-
-
-def ledger_canonical(ledger: Ledger) -> bytes:
-    """The canonical form of ``ledger_value``, which is JSON of it as well."""
-    return b"".join(_canonical(ledger))
 
 
 class _Form(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,10 +73,6 @@ def ledger_of(form: bytes) -> Ledger:
         ledger.put(kind, item)
     ledger.changed.clear()
     return ledger
-
-
-def _canonical(ledger: Ledger) -> Iterator[bytes]:
-    return _pieces(canonical(ledger.head), ledger, _canonical_items)
 
 
 def _canonical_items(kind: str, items: Sequence[Any]) -> bytes:

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import gzip
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import msgspec
 import pytest
 
 from protocol.codec import digest_bytes, encode
-from protocol.state import Blob, Cursor, RunState, RunStateReference, Since
+from protocol.state import Blob, Cursor, RunStateReference, Since
 from sidecar.large_states import cursor_told, stored_apart
 from sidecar.transport.blobs import Blobs
+from support.run_states import CURSOR, STATE
 
 pytestmark = pytest.mark.anyio
-
-BORN = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
-CURSOR = Cursor(stream_seq=7, stream_created=BORN, next_seq={"event/s1": 5})
-STATE = RunState(
-    epoch=1,
-    fold_version=3,
-    checkpoint=None,
-    ledger=msgspec.Raw(b"{}"),
-    ledger_version=5,
-    ledger_digest="sha256:" + 64 * "0",
-    cursor=CURSOR,
-    trimmed_through=0,
-    settings=None,
-    hash_chain="sha256:" + 64 * "0",
-)
 
 
 class Bucket:
